@@ -12,8 +12,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use ckptfs::internals::history::attribution::Author;
-use ckptfs::internals::history::present::{Present, Trail};
-use ckptfs::internals::history::state::State;
+use ckptfs::internals::history::present::{LiveTree, Trail};
+use ckptfs::internals::history::state::TreeState;
 use ckptfs::internals::history::timeline::Timeline;
 use ckptfs::internals::history::view::View;
 use ckptfs::internals::store::ids::{CheckpointId, Epoch, Name, Slot};
@@ -178,7 +178,7 @@ fn dirty(criterion: &mut Criterion) {
 /// A live tree of one directory that answers immediately, so that only the view is measured.
 struct OneDirectory(Vec<(Name, Child)>);
 
-impl Present for OneDirectory {
+impl LiveTree for OneDirectory {
     fn child(&self, _: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         Ok(self
             .0
@@ -225,7 +225,7 @@ fn views(criterion: &mut Criterion) {
             .map(|number| (name(number), file(number)))
             .collect(),
     );
-    let view = View::new(&timeline, &present, State::At(at));
+    let view = View::new(&timeline, &present, TreeState::At(at));
     let dir = Trail::root().step(&Name::new(b"d"), DIR);
     let mut group = criterion.benchmark_group("view");
     group.throughput(Throughput::Elements(NAMES));

@@ -5,7 +5,7 @@ use crate::common::mount::VERB_SECONDS;
 use crate::fixtures::Fixtures;
 use crate::lanes::{Column, Lane};
 use crate::workload::{
-    SETUP_SECONDS, Scenario, Unit, Workload, World, any, missing, nothing, within,
+    BenchEnv, SETUP_SECONDS, Scenario, Unit, Workload, any, missing, nothing, within,
 };
 
 const FILE: &str = "fio.dat";
@@ -16,7 +16,7 @@ const fn read(
     name: &'static str,
     title: &'static str,
     unit: Unit,
-    run: fn(&World<'_>, &Lane) -> f64,
+    run: fn(&BenchEnv<'_>, &Lane) -> f64,
 ) -> Workload {
     Workload {
         name,
@@ -36,7 +36,7 @@ const fn write(
     name: &'static str,
     title: &'static str,
     unit: Unit,
-    run: fn(&World<'_>, &Lane) -> f64,
+    run: fn(&BenchEnv<'_>, &Lane) -> f64,
 ) -> Workload {
     Workload {
         changes: true,
@@ -107,7 +107,7 @@ fn unknown(_: &Fixtures) -> Option<usize> {
     None
 }
 
-fn lay_out(_: &World<'_>, lane: &Lane) {
+fn lay_out(_: &BenchEnv<'_>, lane: &Lane) {
     let count = format!("count={FILE_MB}");
     succeeds(&mut within(lane.root(), "rm", &["-f", FILE]), SETUP_SECONDS);
     succeeds(

@@ -47,7 +47,7 @@ use requests::Tracer;
 use results::Results;
 use runner::Runner;
 use shared::options::enter_work;
-use workload::{Scenario, World};
+use workload::{BenchEnv, Scenario};
 
 const SCENARIOS: [&Scenario; 6] = [
     &small::SCENARIO,
@@ -79,7 +79,7 @@ fn main() {
         .ok();
     let runner = Runner {
         options: &options,
-        places: place::Places::new(),
+        places: place::CpuAffinity::new(),
         tracer,
     };
     let fixtures = Fixtures::make(&options);
@@ -129,7 +129,7 @@ fn run(
     let lanes = columns
         .map(|column| Lane::new(image, *column, floor))
         .collect();
-    let mut world = World {
+    let mut world = BenchEnv {
         image,
         fixtures,
         lanes,

@@ -200,11 +200,11 @@ impl Service for Null {
     fn waits(&self, _: NodeId) -> bool {
         false
     }
-    fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+    fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> SysResult<LookupResult> {
         let mut tree = self.tree.lock();
         match tree.child(parent, name) {
-            Ok(node) => tree.entry(node).map(Looked::Found),
-            Err(Errno::ENOENT) => Ok(Looked::Absent(TTL)),
+            Ok(node) => tree.entry(node).map(LookupResult::Found),
+            Err(Errno::ENOENT) => Ok(LookupResult::Absent(TTL)),
             Err(error) => Err(error),
         }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::fixtures::Fixtures;
 use crate::lanes::Lane;
-use crate::workload::{Scenario, Unit, Workload, World, place, seconds, workload};
+use crate::workload::{BenchEnv, Scenario, Unit, Workload, place, seconds, workload};
 
 const FILES: usize = 10_000;
 const DIR: &str = "ops";
@@ -14,7 +14,7 @@ const DIR: &str = "ops";
 const fn each_of(
     name: &'static str,
     title: &'static str,
-    run: fn(&World<'_>, &Lane) -> f64,
+    run: fn(&BenchEnv<'_>, &Lane) -> f64,
 ) -> Workload {
     Workload {
         unit: Unit::Each,

@@ -28,14 +28,14 @@ impl Placement {
 }
 
 /// Moves this process, with its future children, and all threads of the daemons.
-pub struct Places {
+pub struct CpuAffinity {
     all: CpuSet,
     one: CpuSet,
 }
 
-impl Places {
+impl CpuAffinity {
     /// Reads the initial affinity; must be called before anything is pinned.
-    pub fn new() -> Places {
+    pub fn new() -> CpuAffinity {
         let all = sched_getaffinity(None).expect("the CPU affinity of a process can be read");
         // The last CPU, because interrupts are mostly served by the first.
         let last = (0..CpuSet::MAX_CPU)
@@ -44,7 +44,7 @@ impl Places {
             .expect("the CPU affinity of a process is not empty");
         let mut one = CpuSet::new();
         one.set(last);
-        Places { all, one }
+        CpuAffinity { all, one }
     }
 
     pub fn enter(&self, placement: Placement, daemons: &[u32]) {

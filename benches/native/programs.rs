@@ -7,7 +7,7 @@ use crate::common::succeeds;
 use crate::fixtures::{GIT_CHANGED, cargo, git, npm};
 use crate::lanes::Lane;
 use crate::workload::{
-    SETUP_SECONDS, Scenario, Workload, World, place, timed, twice, within, workload,
+    BenchEnv, SETUP_SECONDS, Scenario, Workload, place, timed, twice, within, workload,
 };
 
 pub const GIT: Scenario = Scenario {
@@ -101,7 +101,7 @@ fn git_status(lane: &Lane) -> f64 {
 }
 
 /// Checks out the other tag.
-fn git_checkout(world: &World<'_>, lane: &Lane) -> f64 {
+fn git_checkout(world: &BenchEnv<'_>, lane: &Lane) -> f64 {
     let dir = place(lane, "git");
     let head = fs::read_to_string(dir.join(".git/HEAD")).expect("a repository has a HEAD");
     let to = if head.trim() == world.fixtures.git().second {

@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::common::mount::abort;
 use crate::lanes::{Column, Lane};
 use crate::options::Options;
-use crate::place::{Placement, Places};
+use crate::place::{CpuAffinity, Placement};
 use crate::requests::Tracer;
 use crate::results::{Cell, Results, Row, shown};
-use crate::workload::{Scenario, Workload, World};
+use crate::workload::{BenchEnv, Scenario, Workload};
 
 /// Time limit of a step, longer than any workload needs.
 const STEP_SECONDS: u64 = 300;
@@ -20,12 +20,17 @@ const QUICK_ROUNDS: usize = 1;
 /// The context of a run of scenarios.
 pub struct Runner<'a> {
     pub options: &'a Options,
-    pub places: Places,
+    pub places: CpuAffinity,
     pub tracer: Option<Tracer>,
 }
 
 impl Runner<'_> {
-    pub fn run(&self, world: &mut World<'_>, scenario: &'static Scenario, results: &mut Results) {
+    pub fn run(
+        &self,
+        world: &mut BenchEnv<'_>,
+        scenario: &'static Scenario,
+        results: &mut Results,
+    ) {
         let guard = Watchdog::start(world);
         let fs = world.image.fs().name();
         if let Some(reason) = (scenario.missing)(world.fixtures) {
@@ -86,7 +91,7 @@ impl Runner<'_> {
 
     fn measure(
         &self,
-        world: &World<'_>,
+        world: &BenchEnv<'_>,
         lane: &Lane,
         workload: &Workload,
         cell: &mut Cell,
@@ -122,7 +127,7 @@ fn turns(lanes: &[Lane], round: usize) -> impl Iterator<Item = &Lane> {
         .take(lanes.len())
 }
 
-fn daemons(world: &World<'_>) -> Vec<u32> {
+fn daemons(world: &BenchEnv<'_>) -> Vec<u32> {
     world.lanes.iter().filter_map(Lane::daemon).collect()
 }
 
@@ -162,7 +167,7 @@ static DEADLINE: AtomicU64 = AtomicU64::new(0);
 struct Watchdog;
 
 impl Watchdog {
-    fn start(world: &World<'_>) -> Watchdog {
+    fn start(world: &BenchEnv<'_>) -> Watchdog {
         let points: Vec<PathBuf> = world
             .lanes
             .iter()

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use crate::fixtures::Fixtures;
 use crate::lanes::{Column, Lane};
 use crate::workload::{
-    Scenario, Workload, World, drop_caches, missing, nothing, place, seconds, shell, timed, twice,
-    within, workload,
+    BenchEnv, Scenario, Workload, drop_caches, missing, nothing, place, seconds, shell, timed,
+    twice, within, workload,
 };
 
 const DIR: &str = "small";
@@ -18,7 +18,7 @@ const PATTERN: &str = "fn [a-z_]+_mut";
 const fn all(
     name: &'static str,
     title: &'static str,
-    run: fn(&World<'_>, &Lane) -> f64,
+    run: fn(&BenchEnv<'_>, &Lane) -> f64,
 ) -> Workload {
     workload(name, title, all_files, run)
 }
@@ -103,16 +103,16 @@ fn views(column: Column) -> bool {
     column == Column::Checkpointed
 }
 
-fn read_tar(world: &World<'_>, lane: &Lane) {
+fn read_tar(world: &BenchEnv<'_>, lane: &Lane) {
     timed(within(lane.root(), "cat", &[]).arg(&world.fixtures.tar));
     fs::create_dir(place(lane, DIR)).expect("a directory can be created");
 }
 
-fn untar(world: &World<'_>, lane: &Lane) -> f64 {
+fn untar(world: &BenchEnv<'_>, lane: &Lane) -> f64 {
     timed(within(&place(lane, DIR), "tar", &["-xf"]).arg(&world.fixtures.tar))
 }
 
-fn cold(world: &World<'_>, _: &Lane) {
+fn cold(world: &BenchEnv<'_>, _: &Lane) {
     drop_caches(world.image);
 }
 
@@ -120,7 +120,7 @@ fn find(lane: &Lane, script: &str) -> f64 {
     timed(&mut shell(&place(lane, DIR), script))
 }
 
-fn cat(world: &World<'_>, lane: &Lane) -> f64 {
+fn cat(world: &BenchEnv<'_>, lane: &Lane) -> f64 {
     timed(
         within(&place(lane, DIR), "xargs", &["-0", "-a"])
             .arg(&world.fixtures.list)
@@ -162,7 +162,7 @@ fn view_search(lane: &Lane) -> f64 {
 }
 
 /// Rewrites every fifth file.
-fn rewrite(world: &World<'_>, lane: &Lane) -> f64 {
+fn rewrite(world: &BenchEnv<'_>, lane: &Lane) -> f64 {
     let dir = place(lane, DIR);
     let stamp = format!("{:064}", world.round);
     seconds(|| {
@@ -177,6 +177,6 @@ fn rewrite(world: &World<'_>, lane: &Lane) -> f64 {
     })
 }
 
-fn remove(_: &World<'_>, lane: &Lane) -> f64 {
+fn remove(_: &BenchEnv<'_>, lane: &Lane) -> f64 {
     timed(&mut within(lane.root(), "rm", &["-rf", DIR]))
 }

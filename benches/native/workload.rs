@@ -13,7 +13,7 @@ use crate::lanes::{Column, Lane};
 pub const SETUP_SECONDS: u64 = 300;
 
 /// One image with all its columns, and the inputs of the workloads.
-pub struct World<'a> {
+pub struct BenchEnv<'a> {
     pub image: &'a Image,
     pub fixtures: &'a Fixtures,
     pub lanes: Vec<Lane>,
@@ -44,9 +44,9 @@ pub struct Workload {
     /// Files (or operations) of one run, for requests per file; `None` if the number varies.
     pub files: fn(&Fixtures) -> Option<usize>,
     /// Preparation, not measured.
-    pub before: fn(&World<'_>, &Lane),
+    pub before: fn(&BenchEnv<'_>, &Lane),
     /// The measured step; returns its own measurement in seconds.
-    pub run: fn(&World<'_>, &Lane) -> f64,
+    pub run: fn(&BenchEnv<'_>, &Lane) -> f64,
 }
 
 /// Workloads that build on each other in one directory.
@@ -60,7 +60,7 @@ pub struct Scenario {
     /// Returns the reason if it cannot run on this machine.
     pub missing: fn(&Fixtures) -> Option<String>,
     /// Preparation once per column, not measured.
-    pub setup: fn(&World<'_>, &Lane),
+    pub setup: fn(&BenchEnv<'_>, &Lane),
     pub workloads: &'static [Workload],
 }
 
@@ -69,7 +69,7 @@ pub fn any(column: Column) -> bool {
     column != Column::Cloned
 }
 
-pub fn nothing(_: &World<'_>, _: &Lane) {}
+pub fn nothing(_: &BenchEnv<'_>, _: &Lane) {}
 
 /// Calls twice to fill every cache. After an uncached listing the kernel invalidates a directory's
 /// atime (`fuse_readdir_uncached` in fs/fuse/readdir.c). The second walk therefore makes a request
@@ -136,7 +136,7 @@ pub const fn workload(
     name: &'static str,
     title: &'static str,
     files: fn(&Fixtures) -> Option<usize>,
-    run: fn(&World<'_>, &Lane) -> f64,
+    run: fn(&BenchEnv<'_>, &Lane) -> f64,
 ) -> Workload {
     Workload {
         name,

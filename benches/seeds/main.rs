@@ -37,7 +37,7 @@ use std::time::Instant;
 use options::{Options, Seed};
 use report::Report;
 use shared::options::enter_work;
-use world::World;
+use world::SeedEnv;
 
 fn main() {
     let options = Options::parse().unwrap_or_else(|problem| {
@@ -58,7 +58,7 @@ fn main() {
                 .for_each(|seed| report.missing(*seed, format!("{}: {reason}", fs.name())));
             continue;
         }
-        let mut world = World::new(*fs, &options);
+        let mut world = SeedEnv::new(*fs, &options);
         for seed in &options.seeds {
             eprintln!(
                 "== {} on {}, {} s after the start",
@@ -90,7 +90,7 @@ fn main() {
     std::process::exit(i32::from(report.has_failed()));
 }
 
-fn measure(seed: Seed, world: &mut World<'_>, report: &mut Report) {
+fn measure(seed: Seed, world: &mut SeedEnv<'_>, report: &mut Report) {
     match seed {
         Seed::Platform => platform::measure(world, report),
         Seed::Spike2 => spike2::measure(world, report),

@@ -11,7 +11,7 @@ use crate::options::Seed;
 use crate::report::{Report, Row};
 use crate::shapes;
 use crate::shared::stats::Samples;
-use crate::world::{SECONDS, World, cp, remove, timed};
+use crate::world::{SECONDS, SeedEnv, cp, remove, timed};
 
 const PROBE: &str = "Platform: features, found by use";
 const FILES: &str = "Platform: a copy of one file";
@@ -22,7 +22,7 @@ const SIZES: [u64; 4] = [1, 10, 100, 1024];
 /// Node's `copyFile` reads blocks of this order.
 const BUFFER: usize = 1 << 20;
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     probe(world, report);
     for size in SIZES {
         one_file(world, size, report);
@@ -32,7 +32,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 }
 
 /// Tries each capability, and adds the result of `ckptfs doctor`.
-fn probe(world: &World<'_>, report: &mut Report) {
+fn probe(world: &SeedEnv<'_>, report: &mut Report) {
     let dir = world.dir("probe");
     shapes::write(&dir.join("from"), 1 << 16, 1);
     let said = |result: Result<(), String>| {
@@ -129,7 +129,7 @@ fn read_write(from: &Path, to: &Path) -> Result<(), String> {
     copy().map_err(|error| error.to_string())
 }
 
-fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
+fn one_file(world: &SeedEnv<'_>, mib: u64, report: &mut Report) {
     let what = if mib < 1024 {
         format!("{mib} MiB")
     } else {
@@ -196,7 +196,7 @@ fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
     remove(&dir);
 }
 
-fn directory(world: &World<'_>, tree: &Path, report: &mut Report) {
+fn directory(world: &SeedEnv<'_>, tree: &Path, report: &mut Report) {
     type Command = fn(&Path, &Path) -> std::process::Command;
     let linked: Command = |from, to| {
         let mut command = tool("cp", &["-al", "--"]);

@@ -14,7 +14,7 @@ use crate::report::{Report, Row, Value};
 use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{SECONDS, World, client, cp, remove, rsync, spread, stamp, timed};
+use crate::world::{SECONDS, SeedEnv, client, cp, remove, rsync, spread, stamp, timed};
 
 const CHECKPOINTS: &str = "Spike 2: a checkpoint of the tree";
 const RESTORES: &str = "Spike 2: restore to the checkpoint";
@@ -37,7 +37,7 @@ const MANY: usize = 100;
 /// Bytes that a change writes.
 const STAMP_BYTES: u64 = 16;
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     let tree = world.tree();
     let files = regular_files(&tree, STAMP_BYTES);
     let (copy, other) = (
@@ -85,7 +85,7 @@ fn process(mount: &Mount, arguments: &[&str], samples: &mut Samples) {
 }
 
 fn checkpoints(
-    world: &World<'_>,
+    world: &SeedEnv<'_>,
     mount: &Mount,
     files: &[PathBuf],
     plain: &Path,
@@ -166,7 +166,7 @@ fn scan_and_hash(top: &Path, since: SystemTime, changed: usize) {
 }
 
 fn restores(
-    world: &World<'_>,
+    world: &SeedEnv<'_>,
     mount: &Mount,
     files: &[PathBuf],
     (copy, other): (&Path, &Path),
@@ -212,7 +212,7 @@ fn restores(
     }
 }
 
-fn disk(world: &World<'_>, mount: &Mount, files: &[PathBuf], report: &mut Report) {
+fn disk(world: &SeedEnv<'_>, mount: &Mount, files: &[PathBuf], report: &mut Report) {
     let mut add = |what: &str, bytes: i64, seed: &str| {
         report.add(
             Seed::Spike2,
@@ -244,7 +244,7 @@ fn disk(world: &World<'_>, mount: &Mount, files: &[PathBuf], report: &mut Report
 }
 
 /// Measures two directories of bands, one mounted and one plain.
-fn bands(world: &World<'_>, report: &mut Report) {
+fn bands(world: &SeedEnv<'_>, report: &mut Report) {
     let count = if world.options.quick {
         BANDS_QUICK
     } else {
@@ -269,7 +269,7 @@ fn bands(world: &World<'_>, report: &mut Report) {
     [&ours, &plain].iter().for_each(|dir| remove(dir));
 }
 
-fn reads(world: &World<'_>, mount: &Mount, plain: &Path, report: &mut Report) {
+fn reads(world: &SeedEnv<'_>, mount: &Mount, plain: &Path, report: &mut Report) {
     type Work = fn(&Path);
     let works: [(&str, &str, Work); 3] = [
         ("List all bands", "14 ms", list),
@@ -316,7 +316,7 @@ fn hash(dir: &Path) {
     std::hint::black_box(hasher.finalize());
 }
 
-fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: &mut Report) {
+fn clones(world: &SeedEnv<'_>, mount: &Mount, plain: &Path, count: usize, report: &mut Report) {
     let names = [
         "Incremental detection (1 band)",
         "Clone single band",
@@ -374,7 +374,7 @@ fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: 
 
 /// Adds the rows of [`clones`].
 fn tell_clones(
-    world: &World<'_>,
+    world: &SeedEnv<'_>,
     names: [&str; 4],
     all: &[(Samples, Samples)],
     [cp_bytes, fork_bytes]: [i64; 2],

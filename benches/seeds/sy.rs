@@ -9,7 +9,7 @@ use crate::options::Seed;
 use crate::report::{Report, Row};
 use crate::shapes::{self, Shape};
 use crate::shared::stats::Samples;
-use crate::world::{SECONDS, World, cp, remove, rsync, timed};
+use crate::world::{SECONDS, SeedEnv, cp, remove, rsync, timed};
 
 const EXPORTS: &str = "sy: export to a new directory";
 const AGAIN: &str = "sy: repeated export to the same directory";
@@ -33,7 +33,7 @@ const SHAPES: [(Shape, &str); 8] = [
 const WHY_EXPORT: &str = "an export starts a process, opens a connection and marks the copy as complete, which is most of the time for so little data; without reflink the data is also read from a view";
 const WHY_RESTORE: &str = "a restore first saves the current state in a guard checkpoint, so that it can be undone; the others discard it";
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     for (shape, seed) in SHAPES {
         let bench = Bench::new(world, shape);
         bench.exports(seed, report);
@@ -46,7 +46,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 
 /// A mounted tree, and the same tree as a plain directory.
 struct Bench<'a> {
-    world: &'a World<'a>,
+    world: &'a SeedEnv<'a>,
     shape: Shape,
     mount: Mount,
     dir: PathBuf,
@@ -54,7 +54,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(world: &'a World<'a>, shape: Shape) -> Bench<'a> {
+    fn new(world: &'a SeedEnv<'a>, shape: Shape) -> Bench<'a> {
         let (dir, plain) = (world.dir("sy"), world.dir("sy-plain"));
         (shape.make)(&dir);
         (shape.make)(&plain);
@@ -139,7 +139,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Measures a repeated export without changes.
-fn idempotent(world: &World<'_>, report: &mut Report) {
+fn idempotent(world: &SeedEnv<'_>, report: &mut Report) {
     for (shape, seed) in [
         (shapes::SMALL_100, "2.9 ms / 13.7 ms / -"),
         (shapes::SMALL_1000, "-"),
@@ -174,7 +174,7 @@ fn idempotent(world: &World<'_>, report: &mut Report) {
 }
 
 /// Measures a repeated export with 1 MiB changed in 100 MiB.
-fn delta(world: &World<'_>, report: &mut Report) {
+fn delta(world: &SeedEnv<'_>, report: &mut Report) {
     let bench = Bench::new(world, shapes::LARGE_100);
     let all = ["ours", "rsync", "cp"].map(|name| bench.to(name));
     succeeds(&mut bench.export(&all[0]), SECONDS);

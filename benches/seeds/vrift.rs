@@ -12,7 +12,7 @@ use crate::options::{NO_TIME, Seed};
 use crate::report::{OURS, Report, Row, Value, grouped, size, time};
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{SECONDS, World, cp, remove, said, timed};
+use crate::world::{SECONDS, SeedEnv, cp, remove, said, timed};
 
 const TIERS: &str = "VRift: ingest by tier";
 const SPEEDUP: &str = "VRift: parallel speedup";
@@ -37,7 +37,7 @@ const THREADS: [usize; 3] = [1, 2, 4];
 /// Divisor for the files of a tier in a quick run.
 const QUICK_SHARE: usize = 10;
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     let program = Program::find();
     let source = Source::find();
     // Without reflink every tier would be copied, and only the smallest is measured.
@@ -184,7 +184,7 @@ impl Source {
 type Fresh = (usize, Samples, Samples, Samples);
 
 fn tier(
-    world: &World<'_>,
+    world: &SeedEnv<'_>,
     program: &Program,
     (name, files, seed): (&str, usize, &str),
     dir: &Path,
@@ -264,7 +264,7 @@ fn rate(files: usize, samples: &Samples) -> String {
 }
 
 /// Adds the speedup by threads, for the smallest tier.
-fn tell_speedup(world: &World<'_>, fresh: &[Fresh], report: &mut Report) {
+fn tell_speedup(world: &SeedEnv<'_>, fresh: &[Fresh], report: &mut Report) {
     let one = fresh[0].2.p50();
     let speedups = [("3.93 s (12K files)"), ("-"), ("1.65 s, 2.4x (12K files)")];
     for ((threads, _, hashed, _), seed) in fresh
@@ -301,7 +301,7 @@ fn hash_walk(dir: &Path, threads: usize) {
 }
 
 /// Imports the tiers in sequence, each sharing with the previous ones, then all again.
-fn scenarios(world: &World<'_>, program: &Program, tiers: &[usize], report: &mut Report) {
+fn scenarios(world: &SeedEnv<'_>, program: &Program, tiers: &[usize], report: &mut Report) {
     let into = |tier: usize| world.path().join(format!("vrift-into-{tier}"));
     tiers.iter().for_each(|tier| remove(&into(*tier)));
     for (run, scenario) in ["A", "B"].into_iter().enumerate() {

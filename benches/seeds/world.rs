@@ -29,20 +29,20 @@ const MOUNT_LIMIT: Duration = Duration::from_secs(1800);
 pub const SECONDS: u64 = 600;
 
 /// A filesystem with the options of the run.
-pub struct World<'a> {
+pub struct SeedEnv<'a> {
     pub options: &'a Options,
     image: Image,
     tree: Option<PathBuf>,
 }
 
-impl<'a> World<'a> {
-    pub fn new(fs: Fs, options: &'a Options) -> World<'a> {
+impl<'a> SeedEnv<'a> {
+    pub fn new(fs: Fs, options: &'a Options) -> SeedEnv<'a> {
         let bytes = if fs == Fs::Tmpfs {
             TMPFS_BYTES
         } else {
             IMAGE_BYTES
         };
-        World {
+        SeedEnv {
             options,
             image: Image::new(fs, bytes),
             tree: None,

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::daemon::Args;
-use super::error::On;
-use crate::control::{Answers, SOCKET_NAME, serve};
+use super::error::ErrorContext;
+use crate::control::{SOCKET_NAME, ServerHandle, serve};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
-use crate::engine::verbs::Answerer;
+use crate::engine::verbs::RequestHandler;
 use crate::fuse::Session;
 use crate::sys::host;
 use crate::sys::{self, Errno};
@@ -25,7 +25,7 @@ const CONTROL_THREADS_OF_BRANCH: usize = 1;
 
 /// The reason why a tree stops being served.
 #[derive(Debug, PartialEq, Eq)]
-pub enum End {
+pub enum EndReason {
     /// The session ended: the mount is gone.
     Session,
     /// A client requested the end although the (detached) mount is in use.
@@ -65,18 +65,18 @@ pub fn start_threads(
     engine: &Arc<Engine>,
     listener: Option<UnixListener>,
     session: Session,
-    answers: &Arc<OnceLock<Answers>>,
-    tell_end: impl Fn(End) + Send + Sync + 'static,
+    answers: &Arc<OnceLock<ServerHandle>>,
+    tell_end: impl Fn(EndReason) + Send + Sync + 'static,
 ) -> VerbResult<()> {
     let tell_end = Arc::new(tell_end);
     let tell_asked = Arc::clone(&tell_end);
-    let leave = move || tell_asked(End::Asked);
+    let leave = move || tell_asked(EndReason::Asked);
     let tree = sys::mount_source(&args.backing);
     let idle = match engine.branches().own_id() {
         Some(_) => CONTROL_THREADS_OF_BRANCH,
         None => CONTROL_THREADS,
     };
-    let answerer = Arc::clone(engine) as Arc<dyn Answerer>;
+    let answerer = Arc::clone(engine) as Arc<dyn RequestHandler>;
     match listener {
         Some(listener) => {
             let served = serve(listener, answerer, tree, idle, leave).on("starting threads")?;
@@ -103,7 +103,7 @@ pub fn start_threads(
         if let Err(error) = served {
             tracing::error!(%error, "the session failed");
         }
-        tell_end(End::Session);
+        tell_end(EndReason::Session);
     });
     Ok(())
 }

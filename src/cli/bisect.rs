@@ -11,7 +11,7 @@ use std::process::Stdio;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, On, Outcome, error, hinted};
+use super::error::{ErrorContext, Failure, Outcome, error, hinted};
 use super::run::{execute, shown};
 use super::{launch, locate};
 use crate::engine::api::{
@@ -61,20 +61,20 @@ enum Verdict {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Step {
+struct TestedCheckpoint {
     id: CheckpointId,
     status: u8,
     result: Verdict,
 }
 
 #[derive(Serialize)]
-struct Found<'a> {
+struct BisectReport<'a> {
     /// The first bad checkpoint; absent if skipped checkpoints leave several candidates.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_bad: Option<&'a CheckpointInfo>,
     /// Candidates for the first bad checkpoint, oldest first.
     candidates: Vec<CheckpointId>,
-    steps: &'a [Step],
+    steps: &'a [TestedCheckpoint],
 }
 
 /// State of the search in a row of checkpoints, the first of which is good and the last bad.
@@ -170,7 +170,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     tell(&row, &search, &steps, context)
 }
 
-fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
+fn note(log: Option<&mut std::fs::File>, step: &TestedCheckpoint) -> VerbResult<()> {
     let Some(log) = log else { return Ok(()) };
     let line =
         serde_json::to_string(step).map_err(|cause| error(Code::Internal, cause.to_string()))?;
@@ -179,7 +179,7 @@ fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
 
 /// Returns the error for an end of the range whose test contradicts the command line: the search
 /// would be meaningless.
-fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
+fn not_as_said(said: &str, step: &TestedCheckpoint, wanted: Verdict) -> VerbError {
     let (id, is) = (
         step.id,
         if step.result == Verdict::Skip {
@@ -202,7 +202,7 @@ fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
 
 /// Returns the checkpoints from the good one to the bad one, oldest first, without the guards and
 /// marks between them.
-fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInfo>> {
+fn row(args: &Args, served: &mut locate::ServedTree) -> VerbResult<Vec<CheckpointInfo>> {
     let mut end = |name: &str| {
         served.client.ask(ShowCheckpoint {
             state: StateName(name.to_owned()),
@@ -231,7 +231,11 @@ fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInf
 }
 
 /// Runs the test at one checkpoint.
-fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Step, Failure> {
+fn try_one(
+    id: CheckpointId,
+    args: &Args,
+    served: &locate::ServedTree,
+) -> Result<TestedCheckpoint, Failure> {
     let mut command: Vec<OsString> = vec![
         launch::program().into(),
         "-C".into(),
@@ -270,10 +274,15 @@ fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Ste
             .into());
         }
     };
-    Ok(Step { id, status, result })
+    Ok(TestedCheckpoint { id, status, result })
 }
 
-fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut Context) -> Outcome {
+fn tell(
+    row: &[CheckpointInfo],
+    search: &Search,
+    steps: &[TestedCheckpoint],
+    context: &mut Context,
+) -> Outcome {
     let candidates: Vec<&CheckpointInfo> = search
         .candidates()
         .filter_map(|index| row.get(index))
@@ -284,7 +293,7 @@ fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut C
     };
     let out = &mut context.out;
     if out.json {
-        out.json(&Found {
+        out.json(&BisectReport {
             first_bad,
             candidates: candidates.iter().map(|found| found.id).collect(),
             steps,

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::holders::Holder;
+use super::holders::MountUser;
 use crate::engine::api::{Code, VerbResult};
 
 /// A process that uses the mount for this long is not brief.
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Those of `attempt`.
 pub fn outlast<T>(
     busy: Code,
-    users: impl Fn() -> Option<Vec<Holder>>,
+    users: impl Fn() -> Option<Vec<MountUser>>,
     mut attempt: impl FnMut() -> VerbResult<T>,
 ) -> VerbResult<T> {
     let began = Instant::now();
@@ -35,7 +35,7 @@ pub fn outlast<T>(
 }
 
 /// Waits for the users; returns whether all have ended.
-fn are_gone(users: impl Fn() -> Option<Vec<Holder>>, began: Instant) -> bool {
+fn are_gone(users: impl Fn() -> Option<Vec<MountUser>>, began: Instant) -> bool {
     let mut since: HashMap<u32, Instant> = HashMap::new();
     while began.elapsed() < LIMIT {
         let Some(there) = users() else { return false };

@@ -20,13 +20,13 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
 
 /// The option `--all` of the verbs that list their changes.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub struct Listed {
+pub struct ListAllArg {
     /// List every path, even if the list does not fit on the terminal
     #[arg(long)]
     all: bool,
 }
 
-impl Listed {
+impl ListAllArg {
     /// Prints one line per change, on a terminal no more than fit on it.
     pub fn print(self, out: &mut Out, changes: &[Change]) -> io::Result<()> {
         print_fitting(out, changes, 1, (!self.all).then_some("--all"))

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::context::Context;
-use super::error::{On, Outcome, error};
+use super::error::{ErrorContext, Outcome, error};
 use super::{hook, locate, time};
 use crate::engine::api::{CheckpointOptions, Code, VerbResult};
 

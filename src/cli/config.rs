@@ -9,10 +9,10 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, On, Outcome, hinted, io_error};
-use super::locate::{self, Located};
+use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use super::locate::{self, TreeLocation};
 use super::output::{Out, Role};
-use crate::control::{Client, STORE_NAME, Store};
+use crate::control::{Client, STORE_NAME, StoreDir};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
@@ -76,7 +76,7 @@ impl Args {
 
 /// A key or a tier in the output of `config show`.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct ShownSetting<'a> {
     about: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
@@ -103,16 +103,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 }
 
 /// The configuration files of a directory.
-struct Found {
+struct ConfigFiles {
     store: Option<(OwnedFd, PathBuf)>,
     /// Connection to the daemon of the store.
     daemon: Option<Client>,
     user: Option<PathBuf>,
 }
 
-impl Found {
-    fn around(dir: Option<&Path>) -> VerbResult<Found> {
-        let of = |root: PathBuf, store: Option<&Store>| {
+impl ConfigFiles {
+    fn around(dir: Option<&Path>) -> VerbResult<ConfigFiles> {
+        let of = |root: PathBuf, store: Option<&StoreDir>| {
             let dir = store
                 .map(|store| store.dir().try_clone())
                 .transpose()
@@ -120,15 +120,15 @@ impl Found {
             Ok::<_, VerbError>(dir.map(|dir| (dir, root.join(STORE_NAME).join(STORE_FILE))))
         };
         let (store, daemon) = match locate::locate(locate::start(dir)?)? {
-            Located::Served(served) => {
+            TreeLocation::Served(served) => {
                 (of(served.root, served.client.store())?, Some(served.client))
             }
-            Located::Store { root, store } => (of(root, Some(&store))?, None),
-            Located::Stale { .. } | Located::Foreign { .. } | Located::Nothing { .. } => {
-                (None, None)
-            }
+            TreeLocation::Store { root, store } => (of(root, Some(&store))?, None),
+            TreeLocation::Stale { .. }
+            | TreeLocation::Foreign { .. }
+            | TreeLocation::Nothing { .. } => (None, None),
         };
-        Ok(Found {
+        Ok(ConfigFiles {
             store,
             daemon,
             user: user_file(),
@@ -181,14 +181,14 @@ impl Found {
 
 /// Returns the settings for `dir`; the store's file overrides the user's.
 pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
-    let found = Found::around(dir)?;
+    let found = ConfigFiles::around(dir)?;
     Ok(found.of_store()?.or(found.of_user()?))
 }
 
 /// Returns the settings of the next run of `gc`: only the store's file if that has
 /// `retention.auto`, because the daemon reads no other, else as [`settings()`].
 pub fn retention_settings(dir: Option<&Path>) -> VerbResult<Settings> {
-    let found = Found::around(dir)?;
+    let found = ConfigFiles::around(dir)?;
     let of_store = found.of_store()?;
     match of_store.get("retention.auto") {
         Some(_) => Ok(of_store),
@@ -198,12 +198,12 @@ pub fn retention_settings(dir: Option<&Path>) -> VerbResult<Settings> {
 
 /// Like [`settings()`], for the backing directory of a tree that will be mounted.
 pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
-    let store = Store::of(backing)
+    let store = StoreDir::of(backing)
         .ok()
         .flatten()
         .and_then(|store| store.dir().try_clone().ok());
     let store = store.map(|store| (store, backing.join(STORE_NAME).join(STORE_FILE)));
-    let found = Found {
+    let found = ConfigFiles {
         store,
         daemon: None,
         user: user_file(),
@@ -279,10 +279,10 @@ fn known(name: &str) -> VerbResult<&'static Key> {
     })
 }
 
-impl<'a> Shown<'a> {
-    fn unset(key: &'a str, about: &'a str, text: String) -> Shown<'a> {
+impl<'a> ShownSetting<'a> {
+    fn unset(key: &'a str, about: &'a str, text: String) -> ShownSetting<'a> {
         let (file, line, origin, value) = (None, None, None, None);
-        Shown {
+        ShownSetting {
             about,
             file,
             key,
@@ -293,21 +293,21 @@ impl<'a> Shown<'a> {
         }
     }
 
-    fn key(key: &'a Key, set: Option<&Setting>, found: &Found) -> Shown<'a> {
+    fn key(key: &'a Key, set: Option<&Setting>, found: &ConfigFiles) -> ShownSetting<'a> {
         let Some(set) = set else {
             let whose = match key.files {
                 Files::Store => "; the store's file only",
                 _ => "",
             };
             let text = format!("# {}: {}{whose}", key.name, key.about);
-            return Shown::unset(key.name, key.about, text);
+            return ShownSetting::unset(key.name, key.about, text);
         };
-        Shown {
+        ShownSetting {
             file: Some(found.path(set.origin)),
             line: Some(set.line),
             origin: Some(set.origin),
             value: serde_json::to_value(&set.value).ok(),
-            ..Shown::unset(
+            ..ShownSetting::unset(
                 key.name,
                 key.about,
                 format!("{} = {}", key.name, written(key, &set.value)),
@@ -315,15 +315,15 @@ impl<'a> Shown<'a> {
         }
     }
 
-    fn tier(set: &TierSetting, found: &Found) -> Shown<'a> {
+    fn tier(set: &TierSetting, found: &ConfigFiles) -> ShownSetting<'a> {
         let (paths, keep) = (&set.tier.paths, &set.keep);
         let text = format!("[[tiers]] paths = {paths:?} keep = {keep:?}");
-        Shown {
+        ShownSetting {
             file: Some(found.path(set.origin)),
             line: Some(set.line),
             origin: Some(set.origin),
             value: Some(serde_json::json!({"paths": paths, "keep": keep})),
-            ..Shown::unset(TIERS, TIERS_ABOUT, text)
+            ..ShownSetting::unset(TIERS, TIERS_ABOUT, text)
         }
     }
 
@@ -348,14 +348,19 @@ impl<'a> Shown<'a> {
 }
 
 fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
-    let found = Found::around(context.dir())?;
+    let found = ConfigFiles::around(context.dir())?;
     let settings = found.of_store()?.or(found.of_user()?);
-    let mut shown: Vec<Shown<'_>> = KEYS
+    let mut shown: Vec<ShownSetting<'_>> = KEYS
         .iter()
-        .map(|key| Shown::key(key, settings.get(key.name), &found))
+        .map(|key| ShownSetting::key(key, settings.get(key.name), &found))
         .filter(|one| all || one.value.is_some())
         .collect();
-    shown.extend(settings.tiers.iter().map(|set| Shown::tier(set, &found)));
+    shown.extend(
+        settings
+            .tiers
+            .iter()
+            .map(|set| ShownSetting::tier(set, &found)),
+    );
     context.out.answer(&shown, |out| {
         for one in &shown {
             out.line(&one.told(origin, out))?;
@@ -400,7 +405,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         let hint = key.hint();
         hinted(Code::BadValue, format!("{}: {why}", key.name), hint)
     })?;
-    let found = Found::around(context.dir())?;
+    let found = ConfigFiles::around(context.dir())?;
     if user {
         if key.files == Files::Store {
             let hint = format!(
@@ -463,13 +468,13 @@ fn write(file: &Path, context: &mut Context) -> Outcome {
         .into());
     }
     parse(&text, Origin::Store).map_err(|error| bad(name, &error))?;
-    let (store, path) = Found::around(context.dir())?.store_to_change()?;
+    let (store, path) = ConfigFiles::around(context.dir())?.store_to_change()?;
     sys::replace_file(&store, STORE_FILE, text.as_bytes()).on(path.display())?;
     Ok(())
 }
 
 fn check(context: &mut Context) -> Outcome {
-    let found = Found::around(context.dir())?;
+    let found = ConfigFiles::around(context.dir())?;
     let wrong: Vec<VerbError> = [found.of_store(), found.of_user()]
         .into_iter()
         .filter_map(Result::err)

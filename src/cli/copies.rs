@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use super::context::Context;
-use super::error::{Failure, On, Outcome, error, hinted, io_error};
-use super::locate::Served;
+use super::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
+use super::locate::ServedTree;
 use super::output::{Out, hand_on};
 use super::progress::Bar;
 use super::tree_path::normal;
@@ -24,7 +24,7 @@ use crate::engine::word::count;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::write::Writer;
-use crate::transfer::{Feed, Sink, hand_over};
+use crate::transfer::{PartSource, Sink, hand_over};
 
 /// Threads that write files. With one in the daemon for each, two cores are busy.
 const THREADS: usize = 2;
@@ -32,12 +32,12 @@ const THREADS: usize = 2;
 const REFUSED_TOLD_MAX: usize = 20;
 
 /// A connection from which one export is read.
-struct Telling {
+struct ExportFeed {
     client: Client,
     run: u64,
 }
 
-impl Feed for Telling {
+impl PartSource for ExportFeed {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         self.client.ask_with_files(ExportAsk::Next {
             run: self.run,
@@ -48,9 +48,9 @@ impl Feed for Telling {
 
 /// A connection from which one export is read in order. The daemon prepares the next part while one
 /// is copied.
-struct TellingAhead(Telling);
+struct OrderedExportFeed(ExportFeed);
 
-impl Feed for TellingAhead {
+impl PartSource for OrderedExportFeed {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         self.0.client.ask_with_files(ExportAsk::Ahead {
             run: self.0.run,
@@ -60,24 +60,28 @@ impl Feed for TellingAhead {
 }
 
 /// An export in progress.
-pub struct Begun {
+pub struct ExportStream {
     /// The first part: the exported checkpoint, and the one it is compared with.
     pub part: ExportPart,
     client: Client,
 }
 
-impl Begun {
+impl ExportStream {
     /// Starts an export; with `from`, of the difference from that checkpoint.
     ///
     /// # Errors
     /// `unknown-checkpoint`.
-    pub fn begin(served: Served, id: &str, from: Option<CheckpointId>) -> VerbResult<Begun> {
-        let Served { mut client, .. } = served;
+    pub fn begin(
+        served: ServedTree,
+        id: &str,
+        from: Option<CheckpointId>,
+    ) -> VerbResult<ExportStream> {
+        let ServedTree { mut client, .. } = served;
         let (part, _) = client.ask_with_files(ExportAsk::Begin {
             state: StateName(id.to_owned()),
             from,
         })?;
-        Ok(Begun { part, client })
+        Ok(ExportStream { part, client })
     }
 
     /// Starts an export of a whole checkpoint in the order of names. `since`: see
@@ -89,15 +93,15 @@ impl Begun {
         mut client: Client,
         checkpoint: CheckpointId,
         since: Option<CheckpointId>,
-    ) -> VerbResult<Begun> {
+    ) -> VerbResult<ExportStream> {
         let state = StateName(checkpoint.to_string());
         let (part, _) = client.ask_with_files(ExportAsk::Whole { state, since })?;
-        Ok(Begun { part, client })
+        Ok(ExportStream { part, client })
     }
 
     /// Returns a feed in order, prepared ahead of the copy.
-    pub fn ahead(self) -> impl Feed {
-        TellingAhead(Telling {
+    pub fn ahead(self) -> impl PartSource {
+        OrderedExportFeed(ExportFeed {
             run: self.part.run,
             client: self.client,
         })
@@ -117,7 +121,7 @@ impl Begun {
         let more: Vec<Client> = (1..threads).map_while(|_| self.client.again()).collect();
         let clients = std::iter::once(self.client).chain(more);
         let feeds = clients
-            .map(|client| Box::new(Telling { client, run }) as Box<dyn Feed>)
+            .map(|client| Box::new(ExportFeed { client, run }) as Box<dyn PartSource>)
             .collect();
         // The export ends with the connection that began it.
         hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)))
@@ -349,13 +353,13 @@ pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
 ///
 /// # Errors
 /// `not-mounted`.
-pub fn served(context: &Context) -> VerbResult<Served> {
+pub fn served(context: &Context) -> VerbResult<ServedTree> {
     super::locate::served(context.dir())
 }
 
 /// The output of a failed verb on stderr with `--json`.
 #[derive(Deserialize)]
-struct Failed {
+struct JsonError {
     error: VerbError,
 }
 
@@ -380,7 +384,7 @@ pub fn own_verb(verb: &str, dir: &Path, options: &[String], variables: &[(&str, 
         .trim_ascii_end()
         .rsplit(|byte| *byte == b'\n')
         .next();
-    if let Some(Ok(Failed { error })) = last.map(serde_json::from_slice) {
+    if let Some(Ok(JsonError { error })) = last.map(serde_json::from_slice) {
         return Err(Failure::Verb(error));
     }
     hand_on(&output.stderr);

@@ -19,21 +19,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use super::answering::{End, bind, lacks_room, start_threads};
+use super::answering::{EndReason, bind, lacks_room, start_threads};
 use super::context::Context;
-use super::error::{On, Outcome, hinted, plain};
-use super::holders::{HeldFile, Holder, Tree};
-use super::launch::{Handshake, Ready, tell, tell_on};
+use super::error::{ErrorContext, Outcome, hinted, plain};
+use super::holders::{MountUser, VisibleTree, WritableFile};
+use super::launch::{DaemonReady, Handshake, tell, tell_on};
 use super::logging::log_to_stderr;
-use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, SnapdirNames, Writes};
-use super::trees::{Holding, Trees};
+use super::serving::{Io, OthersIo, Seal, ServeOptions, Snapdir, SnapdirNames, Writes};
+use super::trees::{BranchHandover, BranchServer};
 use super::{git_guard, holder, holders, mounts, nested, serving, size};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
-use crate::engine::branches::{Brancher, Ending};
+use crate::engine::branches::{BranchOps, UnmountMode};
 use crate::engine::request::Service;
 use crate::engine::word::word;
-use crate::engine::{Config, Engine, HashMode, IoChoice};
+use crate::engine::{Config, Engine, IoChoice, SealerMode};
 use crate::fuse::{MountConfig, Session, Xattrs};
 use crate::sys::host;
 use crate::sys::{self, Errno};
@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long)]
     pub mountpoint: PathBuf,
     #[command(flatten)]
-    pub serving: Serving,
+    pub serving: ServeOptions,
     #[arg(long)]
     pub allow_other: bool,
     #[arg(long)]
@@ -163,7 +163,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     let tell_signal = tell_end.clone();
     prepare(args, move |signal| {
         // Without a receiver the daemon is ending already.
-        let _ = tell_signal.send(End::Signal(signal));
+        let _ = tell_signal.send(EndReason::Signal(signal));
     })?;
     let (holding, mut before) = if args.worker { hear()? } else { (None, None) };
     let link = holding.as_ref().map(|holding| Arc::clone(&holding.link));
@@ -188,10 +188,10 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         hand_over(args, link, &engine, &session, listener.as_ref())?;
     }
     engine.set_caches(session.caches());
-    let trees = Trees::serve_branches_of(&engine, args, holding.clone());
+    let trees = BranchServer::serve_branches_of(&engine, args, holding.clone());
     if resumed {
         // First, because any verb on a branch may need its mount.
-        Brancher::new(&engine).go_on();
+        BranchOps::new(&engine).go_on();
     }
     let answers = Arc::default();
     let tell_end = move |end| drop(tell_end.send(end));
@@ -202,7 +202,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         watch_below(args, &engine)
     };
     if started.is_ok() {
-        Brancher::new(&engine).mount_all();
+        BranchOps::new(&engine).mount_all();
     }
     if let Some(holding) = &holding {
         holding.let_go_of_rest();
@@ -243,13 +243,13 @@ fn start_push(args: &Args, engine: &Arc<Engine>) {
 fn start_push(_: &Args, _: &Arc<Engine>) {}
 
 /// Connects to the holder and returns the state of the branches and of the tree that it keeps.
-fn hear() -> VerbResult<(Option<Arc<Holding>>, Option<holder::Before>)> {
+fn hear() -> VerbResult<(Option<Arc<BranchHandover>>, Option<holder::InheritedTree>)> {
     let (link, left) = holder::meet()?;
     let (before, branches) = match left {
         Some(left) => (Some(left.tree), left.branches),
         None => (None, HashMap::new()),
     };
-    Ok((Some(Holding::new(&link, branches)), before))
+    Ok((Some(BranchHandover::new(&link, branches)), before))
 }
 
 /// Returns the control socket: that of a worker that died, or a new one. `None` if the disk has no
@@ -314,7 +314,7 @@ pub fn start_session(
 /// Passes the descriptors that the next worker needs to the holder.
 fn hand_over(
     args: &Args,
-    link: &holder::Link,
+    link: &holder::HolderConnection,
     engine: &Engine,
     session: &Session,
     listener: Option<&UnixListener>,
@@ -338,8 +338,8 @@ fn hand_over(
 
 fn config(
     args: &Args,
-    link: Option<&Arc<holder::Link>>,
-    mut before: Option<holder::Before>,
+    link: Option<&Arc<holder::HolderConnection>>,
+    mut before: Option<holder::InheritedTree>,
 ) -> VerbResult<Config> {
     let succession = link
         .map(|link| link.succession(None, before.as_mut()))
@@ -379,8 +379,8 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
         snapdir_times: args.serving.snapdir_names == Some(SnapdirNames::Gmt),
         succession: None,
         seal: match args.serving.seal.unwrap_or_default() {
-            Seal::Off => HashMode::Off,
-            Seal::Hash => HashMode::Hash,
+            Seal::Off => SealerMode::Off,
+            Seal::Hash => SealerMode::Hash,
         },
         snapdir_mode: args.serving.snapdir_mode,
         auto: args.serving.auto(),
@@ -446,8 +446,8 @@ fn open_log(engine: &Engine) -> VerbResult<File> {
 
 /// Passes the files that processes can write to past the mount to the engine. Returns the processes
 /// with open files or mappings below the mount.
-pub fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
-    let Some(tree) = Tree::below(&args.backing) else {
+pub fn watch_below(args: &Args, engine: &Engine) -> Vec<MountUser> {
+    let Some(tree) = VisibleTree::below(&args.backing) else {
         return Vec::new();
     };
     let elsewhere = tree.is_elsewhere();
@@ -456,7 +456,7 @@ pub fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
         found
             .files
             .iter()
-            .map(|HeldFile { ino, path }| (path.as_os_str().as_bytes(), *ino)),
+            .map(|WritableFile { ino, path }| (path.as_os_str().as_bytes(), *ino)),
     );
     engine.tell_below(elsewhere || !found.holders.is_empty(), found.complete);
     found.holders
@@ -468,7 +468,7 @@ fn announce(
     args: &Args,
     engine: &Engine,
     resumed: bool,
-    (below, nested): (Vec<Holder>, Option<String>),
+    (below, nested): (Vec<MountUser>, Option<String>),
 ) -> VerbResult<()> {
     if args.foreground || resumed {
         if !below.is_empty() {
@@ -496,7 +496,7 @@ fn announce(
     for (number, to) in [(0, &null), (1, &null), (2, &log)] {
         host::redirect_stdio(number, to).on("the daemon's log")?;
     }
-    let ready = Ready {
+    let ready = DaemonReady {
         pid: std::process::id(),
         io: io.to_owned(),
         writes: writes.to_owned(),
@@ -509,24 +509,24 @@ fn announce(
 }
 
 /// Ends the remaining branches, before the tree that they look through to.
-fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
-    if let Err(error) = Brancher::new(engine).end_all(how) {
+fn end_branches(engine: &Engine, trees: &BranchServer, how: UnmountMode) {
+    if let Err(error) = BranchOps::new(engine).end_all(how) {
         tracing::warn!(%error, "a branch does not end");
     }
-    if how == Ending::Lazy {
+    if how == UnmountMode::Lazy {
         trees.wait_all();
     }
 }
 
 /// Waits for the end, or ends at once if the mount does not serve; unmounts after a signal. Returns
 /// how branches in use end.
-fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
+fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<EndReason>) -> UnmountMode {
     if !serves {
         detach(engine);
-        return Ending::Forced;
+        return UnmountMode::Forced;
     }
     match ends.recv() {
-        Ok(End::Signal(signal)) => {
+        Ok(EndReason::Signal(signal)) => {
             tracing::info!(signal, "asked to end");
             engine.hush();
             let at = &engine.place().mount();
@@ -540,10 +540,10 @@ fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
                     detach(engine);
                 }
             }
-            Ending::Forced
+            UnmountMode::Forced
         }
-        Ok(End::Session) => Ending::Lazy,
-        Ok(End::Asked) | Err(_) => Ending::Forced,
+        Ok(EndReason::Session) => UnmountMode::Lazy,
+        Ok(EndReason::Asked) | Err(_) => UnmountMode::Forced,
     }
 }
 

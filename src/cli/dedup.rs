@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{On, Outcome, hinted};
-use super::locate::{Located, Served};
+use super::error::{ErrorContext, Outcome, hinted};
+use super::locate::{ServedTree, TreeLocation};
 use super::output::{Out, Role};
 use super::progress::Bar;
 use super::{locate, size};
 use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{Code, DedupOptions, DedupReport, VerbResult, host_path};
-use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_kept};
+use crate::engine::dedup::{Content, Count, DedupStage, ExcludeReason, ExcludedFile, drop_kept};
 use crate::sys::{self, Errno, SysResult};
-use crate::transfer::dedup::{self, Got, Holder, Plain};
+use crate::transfer::dedup::{self, DedupResult, DedupSource, UnservedDir};
 
 /// Make versions with the same content share their space; no checkpoint changes
 ///
@@ -60,7 +60,7 @@ struct Project {
     report: Option<DedupReport>,
     /// Sharing with the other projects.
     #[serde(skip_serializing_if = "Option::is_none")]
-    across: Option<Got>,
+    across: Option<DedupResult>,
 }
 
 #[derive(Serialize)]
@@ -95,7 +95,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let mut projects = Vec::new();
     let mut runs = Vec::new();
-    for Served { root, client, .. } in &mut served {
+    for ServedTree { root, client, .. } in &mut served {
         let report = whole(client, options.clone(), &context.out)?;
         runs.push(report.run);
         projects.push(Project {
@@ -105,12 +105,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         });
     }
     if keep {
-        let clients = served.iter_mut().zip(runs).map(|(served, run)| Asked {
-            client: &mut served.client,
-            run,
-            options: options.clone(),
-            contents: Vec::new(),
-        });
+        let clients = served
+            .iter_mut()
+            .zip(runs)
+            .map(|(served, run)| DaemonContents {
+                client: &mut served.client,
+                run,
+                options: options.clone(),
+                contents: Vec::new(),
+            });
         across(
             clients.collect(),
             plain,
@@ -126,8 +129,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn add(
     dir: &Path,
     options: &DedupOptions,
-    served: &mut Vec<Served>,
-    plain: &mut Vec<(PathBuf, Plain)>,
+    served: &mut Vec<ServedTree>,
+    plain: &mut Vec<(PathBuf, UnservedDir)>,
 ) -> VerbResult<()> {
     let start = locate::start(Some(dir))?;
     let known = |root: &Path| {
@@ -138,16 +141,16 @@ fn add(
         )
     };
     let (root, live) = match locate::locate(start.clone())? {
-        Located::Served(other) if served.iter().any(|served| served.root == other.root) => {
+        TreeLocation::Served(other) if served.iter().any(|served| served.root == other.root) => {
             return Err(known(&other.root));
         }
-        Located::Served(other) => {
+        TreeLocation::Served(other) => {
             served.push(other);
             return Ok(());
         }
-        Located::Store { root, .. } => (root, options.live),
-        Located::Nothing { .. } => (start, true),
-        other @ (Located::Stale { .. } | Located::Foreign { .. }) => {
+        TreeLocation::Store { root, .. } => (root, options.live),
+        TreeLocation::Nothing { .. } => (start, true),
+        other @ (TreeLocation::Stale { .. } | TreeLocation::Foreign { .. }) => {
             return Err(locate::not_served(&other));
         }
     };
@@ -157,20 +160,20 @@ fn add(
     let opened = sys::open_root(&root).on(root.display())?;
     plain.push((
         root,
-        Plain::new(opened, live, options.threads, options.min_size),
+        UnservedDir::new(opened, live, options.threads, options.min_size),
     ));
     Ok(())
 }
 
 /// The contents of a mounted project, by a run that its daemon keeps.
-struct Asked<'a> {
+struct DaemonContents<'a> {
     client: &'a mut Client,
     run: u64,
     options: DedupOptions,
     contents: Vec<Content>,
 }
 
-impl Asked<'_> {
+impl DaemonContents<'_> {
     fn ask(&self) -> DedupOptions {
         DedupOptions {
             run: Some(self.run),
@@ -179,7 +182,7 @@ impl Asked<'_> {
     }
 }
 
-impl Holder for Asked<'_> {
+impl DedupSource for DaemonContents<'_> {
     fn sizes(&mut self) -> VerbResult<Vec<u64>> {
         loop {
             let from = self.contents.last().map_or(0, |last| last.number + 1);
@@ -220,21 +223,25 @@ impl Holder for Asked<'_> {
 }
 
 fn across(
-    mut asked: Vec<Asked<'_>>,
-    mut plain: Vec<(PathBuf, Plain)>,
+    mut asked: Vec<DaemonContents<'_>>,
+    mut plain: Vec<(PathBuf, UnservedDir)>,
     projects: &mut Vec<Project>,
     dry_run: bool,
     out: &Out,
 ) -> VerbResult<()> {
     let alone: Vec<usize> = (asked.len()..asked.len() + plain.len()).collect();
     let bar = Bar::start(out, "sharing with others", false);
-    let of_daemons = asked.iter_mut().map(|asked| asked as &mut dyn Holder);
+    let of_daemons = asked.iter_mut().map(|asked| asked as &mut dyn DedupSource);
     let holders = of_daemons
-        .chain(plain.iter_mut().map(|(_, plain)| plain as &mut dyn Holder))
+        .chain(
+            plain
+                .iter_mut()
+                .map(|(_, plain)| plain as &mut dyn DedupSource),
+        )
         .collect();
     let mut got = dedup::share(holders, &alone, dry_run, |done, total| bar.at(done, total))?;
     bar.stop();
-    for Asked {
+    for DaemonContents {
         client,
         run,
         options,
@@ -284,7 +291,7 @@ fn forget_kept(root: &Path) -> SysResult<()> {
 
 /// Repeats the request until the run is finished, and joins the lists of skipped files.
 fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResult<DedupReport> {
-    let mut left_out: Vec<LeftOut> = Vec::new();
+    let mut left_out: Vec<ExcludedFile> = Vec::new();
     let mut stage = DedupStage::Listing;
     let mut bar = Bar::start(out, "looking for files", false);
     loop {
@@ -308,17 +315,17 @@ fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResul
     }
 }
 
-fn why(why: LeftWhy) -> &'static str {
+fn why(why: ExcludeReason) -> &'static str {
     match why {
-        LeftWhy::TooSmall => "smaller than --min-size",
-        LeftWhy::Differs => "changed meanwhile, or does not match its hash",
-        LeftWhy::Gone => "removed meanwhile",
-        LeftWhy::NotPermitted => "not permitted",
-        LeftWhy::Unreadable => "cannot be read",
-        LeftWhy::OtherFilesystem => "on another filesystem",
-        LeftWhy::NoReflink => "not supported by the filesystem",
-        LeftWhy::InUse => "open for writing",
-        LeftWhy::TooManyLinks => {
+        ExcludeReason::TooSmall => "smaller than --min-size",
+        ExcludeReason::Differs => "changed meanwhile, or does not match its hash",
+        ExcludeReason::Gone => "removed meanwhile",
+        ExcludeReason::NotPermitted => "not permitted",
+        ExcludeReason::Unreadable => "cannot be read",
+        ExcludeReason::OtherFilesystem => "on another filesystem",
+        ExcludeReason::NoReflink => "not supported by the filesystem",
+        ExcludeReason::InUse => "open for writing",
+        ExcludeReason::TooManyLinks => {
             "the identical file has as many hard links as the filesystem allows"
         }
     }
@@ -416,7 +423,7 @@ fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
     print_left(&report.left, &report.left_out, args, out)
 }
 
-fn print_across(got: &Got, args: &Args, out: &mut Out) -> Outcome {
+fn print_across(got: &DedupResult, args: &Args, out: &mut Out) -> Outcome {
     let (done, free) = done(args);
     let line = format!(
         "{done} with the other projects: {} of {} in common; {} {free}",
@@ -429,8 +436,8 @@ fn print_across(got: &Got, args: &Args, out: &mut Out) -> Outcome {
 }
 
 fn print_left(
-    counts: &BTreeMap<LeftWhy, u64>,
-    left_out: &[LeftOut],
+    counts: &BTreeMap<ExcludeReason, u64>,
+    left_out: &[ExcludedFile],
     args: &Args,
     out: &mut Out,
 ) -> Outcome {

@@ -7,7 +7,7 @@ use super::error::Outcome;
 use super::freeing::freeing;
 use super::locate::whole;
 use super::{changes, time};
-use crate::control::History;
+use crate::control::VerbExecutor;
 use crate::engine::api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
 
 /// Delete a checkpoint; `ckptfs undo` brings it back until it is freed
@@ -66,7 +66,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 }
 
 /// Returns the checkpoint with this number if it is deleted and not yet freed.
-fn deleted_already(history: &mut History, id: &str) -> VerbResult<Option<CheckpointInfo>> {
+fn deleted_already(history: &mut VerbExecutor, id: &str) -> VerbResult<Option<CheckpointInfo>> {
     let deleted = history.ask(Query {
         hidden: true,
         ..Query::default()

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::holders::{self, Found, Tree, Use};
+use super::holders::{self, MountUsers, Use, VisibleTree};
 use super::mounts;
 use crate::engine::api::Status;
 use crate::engine::word::word;
@@ -11,7 +11,7 @@ use crate::sys;
 
 /// Returns the processes that the daemon of a detached mount still serves. `None`: the mount is
 /// attached, or its identity is unknown.
-pub fn served(status: &Status) -> Option<Found> {
+pub fn served(status: &Status) -> Option<MountUsers> {
     let (id, dev) = status.daemon.mounted_as?;
     let table = mounts::all().ok()?;
     let is_there = table.iter().any(|mount| mount.id == id && mount.dev == dev);
@@ -25,17 +25,17 @@ pub fn served(status: &Status) -> Option<Found> {
 }
 
 /// Returns the processes that use a detached mount, by its id and device.
-pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> Found {
+pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> MountUsers {
     // Once the mount is gone, the kernel reuses its id, and the users found are those of another
     // mount. That mount may end after the search or begin before it, so the id is checked on both
     // sides.
     let is_free = || sys::mounts_of_all(|mount| mount.id == id).is_ok_and(|all| all.is_empty());
     if !is_free() {
-        return Found::default();
+        return MountUsers::default();
     }
-    let mut found = Tree::on_detached((id, dev), at).users(except, holders::THOROUGH);
+    let mut found = VisibleTree::on_detached((id, dev), at).users(except, holders::THOROUGH);
     if !is_free() {
-        return Found::default();
+        return MountUsers::default();
     }
     // The kernel reports paths from the root of the detached mount.
     for holder in &mut found.holders {
@@ -49,7 +49,7 @@ pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> Found {
 }
 
 /// Returns the message about the users of a detached mount, and a hint.
-pub fn explained(status: &Status, found: &Found) -> (String, String) {
+pub fn explained(status: &Status, found: &MountUsers) -> (String, String) {
     let at = status.mount.display();
     let who = match found.holders.as_slice() {
         [] => "by processes that cannot be seen from here".to_owned(),

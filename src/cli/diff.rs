@@ -8,7 +8,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::hunks::Style;
 use super::output::{Out, Role};
-use super::past::{Tree, state};
+use super::past::{StateTree, state};
 use super::tree_path::in_tree;
 use super::{changes, locate, patch};
 use crate::engine::api::{
@@ -54,7 +54,7 @@ pub struct Args {
 
 impl Args {
     /// Interprets `diff PATH`: a word that names no state but an existing file is a path.
-    fn take_for_paths(&mut self, served: &mut locate::Served) {
+    fn take_for_paths(&mut self, served: &mut locate::ServedTree) {
         let is_unknown = |unknown: VerbError| unknown.code == Code::UnknownCheckpoint;
         let is_path = self.paths.is_empty()
             && served.cwd.join(&self.from).symlink_metadata().is_ok()
@@ -134,7 +134,7 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
 /// # Errors
 /// As [`tell_patch`]; those of comparing.
 pub fn print_patch(
-    served: &mut locate::Served,
+    served: &mut locate::ServedTree,
     (from, to): (&Option<CheckpointInfo>, &Option<CheckpointInfo>),
     asked: impl Fn(&Change) -> bool,
     style: Style,
@@ -154,8 +154,8 @@ pub fn print_patch(
     })?;
     changes.retain(asked);
     let (before, after) = (
-        Tree::at(served, from.as_ref())?,
-        Tree::at(served, to.as_ref())?,
+        StateTree::at(served, from.as_ref())?,
+        StateTree::at(served, to.as_ref())?,
     );
     tell_patch(&changes, (&before, &after), style, context)
 }
@@ -166,7 +166,7 @@ pub fn print_patch(
 /// `incomplete` if something cannot be read. Those of writing.
 pub fn tell_patch(
     changes: &[Change],
-    trees: (&Tree, &Tree),
+    trees: (&StateTree, &StateTree),
     style: Style,
     context: &mut Context,
 ) -> Outcome {

@@ -11,7 +11,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome, io_error, plain};
 use super::output::{Out, Role};
 use super::{caches, locate, mount, mounts};
-use crate::control::{Client, STORE_NAME, Store};
+use crate::control::{Client, STORE_NAME, StoreDir};
 use crate::engine::api::{GetStatus, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::host;
@@ -30,7 +30,7 @@ pub struct Args {
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum Severity {
     /// As expected.
     Ok,
     /// It works, at a cost.
@@ -44,7 +44,7 @@ enum State {
 struct Finding {
     /// Name of the check.
     check: &'static str,
-    state: State,
+    state: Severity,
     found: String,
     /// Cost of the limitation.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,9 +74,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut findings = about_directory(&directory);
     let reflink = findings
         .iter()
-        .all(|finding| finding.check != "reflink" || finding.state == State::Ok);
+        .all(|finding| finding.check != "reflink" || finding.state == Severity::Ok);
     findings.extend(about_machine(reflink));
-    let ok = findings.iter().all(|finding| finding.state != State::Fail);
+    let ok = findings
+        .iter()
+        .all(|finding| finding.state != Severity::Fail);
     let report = Report {
         directory,
         ok,
@@ -100,9 +102,9 @@ fn print(report: &Report, out: &mut Out) -> Outcome {
     } in &report.findings
     {
         let state = match state {
-            State::Ok => out.paint(Role::Good, "ok  "),
-            State::Warn => out.paint(Role::Notice, "warn"),
-            State::Fail => out.paint(Role::Bad, "FAIL"),
+            Severity::Ok => out.paint(Role::Good, "ok  "),
+            Severity::Warn => out.paint(Role::Notice, "warn"),
+            Severity::Fail => out.paint(Role::Bad, "FAIL"),
         };
         let line = format!("{state}  {check:<12}  {}", out.text(found));
         out.line(&line)?;
@@ -131,7 +133,7 @@ fn print(report: &Report, out: &mut Out) -> Outcome {
 fn ok(check: &'static str, found: impl Into<String>) -> Finding {
     Finding {
         check,
-        state: State::Ok,
+        state: Severity::Ok,
         found: found.into(),
         cost: None,
         hint: None,
@@ -146,7 +148,7 @@ fn warn(
 ) -> Finding {
     Finding {
         check,
-        state: State::Warn,
+        state: Severity::Warn,
         found: found.into(),
         cost: Some(cost),
         hint: hint.map(str::to_owned),
@@ -156,7 +158,7 @@ fn warn(
 fn fail(check: &'static str, found: impl Into<String>, hint: impl Into<String>) -> Finding {
     Finding {
         check,
-        state: State::Fail,
+        state: Severity::Fail,
         found: found.into(),
         cost: None,
         hint: Some(hint.into()),
@@ -199,7 +201,7 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     findings.extend(remote(directory));
     // Through a mount, the daemon opens the backing directory; without a mount, the path leads to
     // it.
-    let store = Store::of(directory).ok().flatten();
+    let store = StoreDir::of(directory).ok().flatten();
     let store = store.and_then(|store| match Client::of(&store) {
         Ok(mut daemon) => daemon.open_store().ok(),
         Err(_) => store.dir().try_clone().ok(),

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::error::hinted;
-use super::locate::Served;
+use super::locate::ServedTree;
 use super::past;
 use super::tree_path::in_tree;
 use crate::engine::api::{
@@ -25,7 +25,7 @@ const TRIED_MAX: usize = 100;
 /// `unknown-checkpoint` if WORD has no such meaning; `unknown-path` if no checkpoint has another
 /// version.
 pub fn meant(
-    served: &mut Served,
+    served: &mut ServedTree,
     word: &str,
     paths: &[PathBuf],
 ) -> VerbResult<(StateName, Vec<TreePath>)> {
@@ -50,13 +50,13 @@ pub fn meant(
     };
     inside.insert(0, path);
     match newest_other(served, &inside)? {
-        Found::Checkpoint(id) => Ok((StateName(id.to_string()), inside)),
-        Found::NoOther => Err(no_other(word)),
-        Found::NoPath => Err(unknown),
+        OtherVersion::Checkpoint(id) => Ok((StateName(id.to_string()), inside)),
+        OtherVersion::NoOther => Err(no_other(word)),
+        OtherVersion::NoPath => Err(unknown),
     }
 }
 
-enum Found {
+enum OtherVersion {
     Checkpoint(CheckpointId),
     /// Every checkpoint has the version in the tree.
     NoOther,
@@ -66,14 +66,14 @@ enum Found {
 
 /// Finds the newest checkpoint from which a restore of these paths would change something. A
 /// version that equals the tree does not count, whenever it was made.
-fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
+fn newest_other(served: &mut ServedTree, paths: &[TreePath]) -> VerbResult<OtherVersion> {
     let newest = |before, path: Option<&TreePath>| Query {
         limit: Some(1),
         path: path.cloned(),
         before,
         ..Query::default()
     };
-    let is_there = |served: &Served, path: &TreePath| {
+    let is_there = |served: &ServedTree, path: &TreePath| {
         let path = served.root.join(OsStr::from_bytes(&path.0));
         path.symlink_metadata().is_ok()
     };
@@ -81,17 +81,19 @@ fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
         && !is_there(served, word)
         && served.client.ask(newest(None, Some(word)))?.is_empty()
     {
-        return Ok(Found::NoPath);
+        return Ok(OtherVersion::NoPath);
     }
     let is_missing = paths.iter().any(|path| !is_there(served, path));
     let (mut candidate, mut changed) = (newest_before(served, None, is_missing)?, None);
     if candidate.is_none() {
-        return Ok(Found::NoPath);
+        return Ok(OtherVersion::NoPath);
     }
     for _ in 0..TRIED_MAX {
         match candidate {
             None => break,
-            Some(id) if would_change(served, id, paths)? => return Ok(Found::Checkpoint(id)),
+            Some(id) if would_change(served, id, paths)? => {
+                return Ok(OtherVersion::Checkpoint(id));
+            }
             Some(_) => {}
         }
         let before = changed.take();
@@ -104,13 +106,13 @@ fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
             changed => newest_before(served, changed, is_missing)?,
         };
     }
-    Ok(Found::NoOther)
+    Ok(OtherVersion::NoOther)
 }
 
 /// Returns the newest checkpoint before another, or of all. If no path is missing in the tree,
 /// guards are skipped: they contain the state that a restore replaced, and would bring it back.
 fn newest_before(
-    served: &mut Served,
+    served: &mut ServedTree,
     mut before: Option<CheckpointId>,
     is_missing: bool,
 ) -> VerbResult<Option<CheckpointId>> {
@@ -130,7 +132,7 @@ fn newest_before(
 }
 
 /// Reports whether a restore of these paths would change anything, or whether that is unknown.
-fn would_change(served: &mut Served, id: CheckpointId, paths: &[TreePath]) -> VerbResult<bool> {
+fn would_change(served: &mut ServedTree, id: CheckpointId, paths: &[TreePath]) -> VerbResult<bool> {
     let planned = served.client.ask(RestoreOptions {
         to: StateName(id.to_string()),
         paths: paths.to_vec(),

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::output::Out;
 use crate::engine::api::{Code, VerbError};
-pub use crate::volumes::error::{On, error, hinted, io_error, plain};
+pub use crate::volumes::error::{ErrorContext, error, hinted, io_error, plain};
 
 /// Exit status of a verb that found damage.
 const DAMAGE_STATUS: u8 = 4;

@@ -3,10 +3,10 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::locate::{Located, locate, start};
+use super::locate::{TreeLocation, locate, start};
 use super::{config, gc};
-use crate::control::History;
-use crate::engine::api::{GcOptions, GcWhy, Retention, VerbResult};
+use crate::control::VerbExecutor;
+use crate::engine::api::{GcOptions, GcReason, Retention, VerbResult};
 use crate::engine::settings::Setting;
 
 pub use super::config::Args;
@@ -30,7 +30,7 @@ fn print(context: &Context) -> VerbResult<()> {
     if !retention.has_rules() && retention.max_bytes.is_none() {
         return Ok(());
     }
-    let Located::Served(served) = locate(start(context.dir())?)? else {
+    let TreeLocation::Served(served) = locate(start(context.dir())?)? else {
         let hint = "to see which checkpoints these rules remove: ckptfs gc --dry-run";
         context.out.talk(hint);
         return Ok(());
@@ -42,8 +42,11 @@ fn print(context: &Context) -> VerbResult<()> {
         automatic: auto.is_some(),
         ..GcOptions::default()
     };
-    let plan = gc::whole(&mut History::Daemon(served.client), options, context)?;
-    let gone = plan.gone.iter().filter(|gone| gone.why != GcWhy::Deleted);
+    let plan = gc::whole(&mut VerbExecutor::Daemon(served.client), options, context)?;
+    let gone = plan
+        .gone
+        .iter()
+        .filter(|gone| gone.why != GcReason::Deleted);
     let ids: Vec<String> = gone.map(|gone| gone.id.to_string()).collect();
     let many = ids.len();
     let which = match many {

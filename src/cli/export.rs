@@ -7,18 +7,18 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::context::Context;
-use super::copies::{self, Begun, Copied};
-use super::error::{Failure, On, Outcome, hinted, io_error};
-use super::locate::Served;
+use super::copies::{self, Copied, ExportStream};
+use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use super::locate::ServedTree;
 use super::progress::Bar;
 use crate::engine::api::{Code, TreePath, VerbResult, host_path};
 use crate::engine::word::count as plural;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
-use crate::transfer::Counted;
+use crate::transfer::CountingSink;
 use crate::transfer::check::Checker;
-use crate::transfer::mark::Mark;
-use crate::transfer::write::{Before, Writer};
+use crate::transfer::mark::ExportMark;
+use crate::transfer::write::{DestState, Writer};
 
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///
@@ -87,33 +87,38 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// An export in progress, and the content of its destination.
 struct Planned {
-    begun: Begun,
-    before: Before,
+    begun: ExportStream,
+    before: DestState,
     checkpoint: CheckpointId,
     from: Option<CheckpointId>,
 }
 
 impl Planned {
-    fn of(args: &Args, dest: &Path, there: &There, served: Served) -> VerbResult<Planned> {
-        let begun = Begun::begin(served, &args.id, there.from(args.full))?;
+    fn of(
+        args: &Args,
+        dest: &Path,
+        there: &DestinationState,
+        served: ServedTree,
+    ) -> VerbResult<Planned> {
+        let begun = ExportStream::begin(served, &args.id, there.from(args.full))?;
         let part = &begun.part;
         let before = there.before(dest, &part.store, args.full || part.from.is_none())?;
         Ok(Planned {
             checkpoint: part.checkpoint,
-            from: part.from.filter(|_| before == Before::Copy),
+            from: part.from.filter(|_| before == DestState::Copy),
             before,
             begun,
         })
     }
 }
 
-fn export(args: &Args, dest: PathBuf, served: Served, context: &mut Context) -> Outcome {
+fn export(args: &Args, dest: PathBuf, served: ServedTree, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let dir = copies::open_destination(&dest)?;
-    let there = There::of(&dest, &dir)?;
+    let there = DestinationState::of(&dest, &dir)?;
     let planned = Planned::of(args, &dest, &there, served)?;
     let (checkpoint, from) = (planned.checkpoint, planned.from);
-    let mut mark = Mark {
+    let mut mark = ExportMark {
         store: planned.begun.part.store.clone(),
         checkpoint,
         whole: false,
@@ -180,14 +185,14 @@ fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
 }
 
 /// State of a destination.
-struct There {
-    mark: Option<Mark>,
+struct DestinationState {
+    mark: Option<ExportMark>,
     empty: bool,
 }
 
-impl There {
-    fn of(dest: &Path, dir: &OwnedFd) -> VerbResult<There> {
-        let mark = Mark::read(dir).map_err(|cause| match cause {
+impl DestinationState {
+    fn of(dest: &Path, dir: &OwnedFd) -> VerbResult<DestinationState> {
+        let mark = ExportMark::read(dir).map_err(|cause| match cause {
             Errno::EINVAL => hinted(
                 Code::NotEmpty,
                 format!(
@@ -198,7 +203,7 @@ impl There {
             ),
             cause => io_error(dest.display(), cause),
         })?;
-        Ok(There {
+        Ok(DestinationState {
             mark,
             empty: copies::is_empty(dest, dir)?,
         })
@@ -213,16 +218,16 @@ impl There {
     }
 
     /// Returns the content that the writer must expect.
-    fn before(&self, dest: &Path, store: &str, full: bool) -> VerbResult<Before> {
+    fn before(&self, dest: &Path, store: &str, full: bool) -> VerbResult<DestState> {
         match &self.mark {
-            _ if self.empty => Ok(Before::Nothing),
+            _ if self.empty => Ok(DestState::Nothing),
             Some(mark) if mark.store != store => Err(hinted(
                 Code::NotEmpty,
                 format!("{} holds an export of another tree", dest.display()),
                 "export to another directory, or remove that one first",
             )),
-            Some(_) if full => Ok(Before::Anything),
-            Some(_) => Ok(Before::Copy),
+            Some(_) if full => Ok(DestState::Anything),
+            Some(_) => Ok(DestState::Copy),
             None => Err(copies::not_empty(
                 dest,
                 "export to a directory that does not exist or is empty",
@@ -231,10 +236,10 @@ impl There {
     }
 }
 
-fn dry_run(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Outcome {
+fn dry_run(args: &Args, dest: &Path, served: ServedTree, context: &mut Context) -> Outcome {
     let there = match sys::open_root(dest) {
-        Ok(dir) => There::of(dest, &dir)?,
-        Err(Errno::ENOENT) => There {
+        Ok(dir) => DestinationState::of(dest, &dir)?,
+        Err(Errno::ENOENT) => DestinationState {
             mark: None,
             empty: true,
         },
@@ -243,7 +248,7 @@ fn dry_run(args: &Args, dest: &Path, served: Served, context: &mut Context) -> O
     let planned = Planned::of(args, dest, &there, served)?;
     let (checkpoint, from) = (planned.checkpoint, planned.from);
     let bar = Bar::files(&context.out, "counting");
-    let counted = Counted::default();
+    let counted = CountingSink::default();
     let handed = planned
         .begun
         .hand_over(&counted, copies::threads(from), &bar);
@@ -270,9 +275,9 @@ fn dry_run(args: &Args, dest: &Path, served: Served, context: &mut Context) -> O
     Ok(context.out.line(&line)?)
 }
 
-fn check(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Outcome {
+fn check(args: &Args, dest: &Path, served: ServedTree, context: &mut Context) -> Outcome {
     let dir = sys::open_root(dest).on(dest.display())?;
-    let begun = Begun::begin(served, &args.id, None)?;
+    let begun = ExportStream::begin(served, &args.id, None)?;
     let checkpoint = begun.part.checkpoint;
     let bar = Bar::files(&context.out, "comparing");
     let checker = Checker::new(dir);

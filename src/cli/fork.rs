@@ -6,16 +6,16 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::context::Context;
-use super::copies::{self, Begun, Copied};
-use super::error::{Failure, On, Outcome, hinted};
-use super::locate::Served;
+use super::copies::{self, Copied, ExportStream};
+use super::error::{ErrorContext, Failure, Outcome, hinted};
+use super::locate::ServedTree;
 use super::output::Out;
 use super::past;
 use super::progress::Bar;
 use crate::engine::api::{Code, VerbError, VerbResult, host_path};
 use crate::store::ids::CheckpointId;
 use crate::sys;
-use crate::transfer::write::{Before, Writer};
+use crate::transfer::write::{DestState, Writer};
 
 /// Create an independent writable tree from a checkpoint
 ///
@@ -61,7 +61,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         if std::fs::read_dir(&dest).is_ok_and(|mut names| names.next().is_some()) {
             return Err(taken(&dest).into());
         }
-        let id = Begun::begin(served, &args.id, None)?.part.checkpoint;
+        let id = ExportStream::begin(served, &args.id, None)?.part.checkpoint;
         let out = &mut context.out;
         if out.json {
             let duration_us = crate::engine::api::microseconds(started.elapsed());
@@ -113,7 +113,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// # Errors
 /// `not-empty`; those of the daemon, and of the directory.
 pub fn fork(
-    served: Served,
+    served: ServedTree,
     id: &str,
     dest: &Path,
     without_dropped: bool,
@@ -123,9 +123,9 @@ pub fn fork(
     if !copies::is_empty(dest, &dir)? {
         return Err(taken(dest));
     }
-    let begun = Begun::begin(served, id, None)?;
+    let begun = ExportStream::begin(served, id, None)?;
     let forked = begun.part.checkpoint;
-    let writer = Writer::new(dir, Before::Nothing);
+    let writer = Writer::new(dir, DestState::Nothing);
     writer.prepare().on(dest.display())?;
     let bar = Bar::files(out, "forking");
     let handed = begun.hand_over(&writer, copies::threads(None), &bar);

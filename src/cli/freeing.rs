@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::error::On;
-use super::locate::{Located, locate, not_served, start};
+use super::error::ErrorContext;
+use super::locate::{TreeLocation, locate, not_served, start};
 use super::{config, mount, serving};
-use crate::control::History;
+use crate::control::VerbExecutor;
 use crate::engine::api::VerbResult;
 use crate::engine::{Config, Engine};
 use crate::store::record::Actor;
@@ -16,15 +16,15 @@ use crate::sys;
 ///
 /// # Errors
 /// No tree of ckptfs is there, or its store cannot be opened.
-pub fn freeing(dir: Option<&Path>) -> VerbResult<History> {
+pub fn freeing(dir: Option<&Path>) -> VerbResult<VerbExecutor> {
     match locate(start(dir)?)? {
-        Located::Served(served) => Ok(History::Daemon(served.client)),
-        Located::Store { root, .. } => here(&root),
+        TreeLocation::Served(served) => Ok(VerbExecutor::Daemon(served.client)),
+        TreeLocation::Store { root, .. } => here(&root),
         other => Err(not_served(&other)),
     }
 }
 
-fn here(root: &Path) -> VerbResult<History> {
+fn here(root: &Path) -> VerbResult<VerbExecutor> {
     mount::check_store(root)?;
     // An interrupted restore that is finished here creates files, with their recorded modes.
     sys::umask0();
@@ -40,5 +40,5 @@ fn here(root: &Path) -> VerbResult<History> {
         pid,
         process: sys::process_name(pid).unwrap_or_default(),
     };
-    Ok(History::Here(engine, Box::new(by.into())))
+    Ok(VerbExecutor::Here(engine, Box::new(by.into())))
 }

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
-use super::locate::{self, Located};
+use super::locate::{self, TreeLocation};
 use super::progress::Bar;
 use super::{error, findings, verify};
 use crate::engine::api::{Code, Damage};
@@ -15,8 +15,8 @@ use crate::sys;
 /// the repairs.
 pub fn run(deep: bool, dry_run: bool, context: &mut Context) -> Outcome {
     let root = match locate::locate(locate::start(context.dir())?)? {
-        Located::Store { root, .. } => root,
-        Located::Served(served) => {
+        TreeLocation::Store { root, .. } => root,
+        TreeLocation::Served(served) => {
             let root = served.root.display();
             let hint = format!(
                 "verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {}",

@@ -6,8 +6,8 @@ use super::freeing::freeing;
 use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
 use super::{config, dedup, listing, size};
-use crate::control::History;
-use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
+use crate::control::VerbExecutor;
+use crate::engine::api::{Code, GcOptions, GcReason, GcReport, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
 use crate::engine::word::{count, word};
 use crate::store::ids::CheckpointId;
@@ -169,7 +169,7 @@ fn asked(retention: &Retention, dry_run: bool) -> GcOptions {
 
 /// Repeats the request until the run is finished.
 pub fn whole(
-    history: &mut History,
+    history: &mut VerbExecutor,
     mut options: GcOptions,
     context: &Context,
 ) -> VerbResult<GcReport> {
@@ -225,9 +225,9 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     let (shown, more) = listing::fitting(out, &report.gone, 4, option);
     for gone in shown {
         let why = match gone.why {
-            GcWhy::Deleted => "it was deleted",
-            GcWhy::NoRule => "no rule keeps it",
-            GcWhy::MaxSize => "max-size",
+            GcReason::Deleted => "it was deleted",
+            GcReason::NoRule => "no rule keeps it",
+            GcReason::MaxSize => "max-size",
         };
         let sign = out.paint(Role::Bad, if report.dry_run { "would go" } else { "gone" });
         let id = out.paint(Role::Id, &gone.id.to_string());

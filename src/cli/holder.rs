@@ -38,10 +38,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-pub use self::link::{Before, Link, meet};
+pub use self::link::{HolderConnection, InheritedTree, meet};
 use self::words::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
 use super::daemon;
-use super::error::{Failure, On, Outcome};
+use super::error::{ErrorContext, Failure, Outcome};
 use super::launch::program;
 use crate::engine::api::VerbResult;
 use crate::store::layout::StoreId;
@@ -61,15 +61,15 @@ const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 const REAP_PAUSE: Duration = Duration::from_millis(1);
 
 /// State of a tree for the next worker.
-struct Held {
+struct HeldTree {
     fds: TreeFds,
     /// Open files without a name, by inode number.
     files: HashMap<u64, OwnedFd>,
 }
 
-impl Held {
-    fn of(fds: Vec<OwnedFd>) -> Option<Held> {
-        Some(Held {
+impl HeldTree {
+    fn of(fds: Vec<OwnedFd>) -> Option<HeldTree> {
+        Some(HeldTree {
             fds: TreeFds::of(fds)?,
             files: HashMap::new(),
         })
@@ -90,7 +90,7 @@ impl Held {
 
 /// Outcome of a worker.
 #[derive(Default)]
-struct Served {
+struct WorkerOutcome {
     since: Option<Instant>,
     in_order: bool,
 }
@@ -98,9 +98,9 @@ struct Served {
 struct Holder {
     arguments: daemon::Args,
     signals: Signals,
-    held: Option<Held>,
+    held: Option<HeldTree>,
     /// State of the tree's branches, and of their branches.
-    branches: HashMap<StoreId, Held>,
+    branches: HashMap<StoreId, HeldTree>,
     takeovers: u32,
     taken_over: String,
     deaths: VecDeque<Instant>,
@@ -160,10 +160,10 @@ pub fn hold(args: daemon::Args) -> Outcome {
 
 impl Holder {
     /// Starts a worker, and serves it until it is gone.
-    fn one_worker(&mut self) -> VerbResult<(Served, Option<ExitStatus>)> {
+    fn one_worker(&mut self) -> VerbResult<(WorkerOutcome, Option<ExitStatus>)> {
         let (ours, theirs) = sys::message_pair().on("starting the daemon")?;
         let mut worker = self.spawn(theirs).on("starting the daemon")?;
-        let mut served = Served::default();
+        let mut served = WorkerOutcome::default();
         if self.brief_it(&ours).is_ok() {
             self.listen(&ours, &worker, &mut served);
         }
@@ -205,7 +205,7 @@ impl Holder {
     }
 
     /// Processes the messages of the worker until it is gone, and forwards signals to it.
-    fn listen(&mut self, socket: &OwnedFd, worker: &Child, served: &mut Served) {
+    fn listen(&mut self, socket: &OwnedFd, worker: &Child, served: &mut WorkerOutcome) {
         let mut buffer = [0; MESSAGE_MAX];
         loop {
             let Ok([said, signalled]) =
@@ -241,7 +241,7 @@ impl Holder {
         socket: &OwnedFd,
         message: &[u8],
         mut fds: Vec<OwnedFd>,
-        served: &mut Served,
+        served: &mut WorkerOutcome,
     ) {
         let number = number_in(message).unwrap_or(0);
         match (message.first(), &mut self.held) {
@@ -251,7 +251,7 @@ impl Holder {
                 } else {
                     None
                 };
-                self.held = Held::of(fds);
+                self.held = HeldTree::of(fds);
                 if let Some(log) = log {
                     let_go_of_terminal(&log);
                 }
@@ -277,7 +277,7 @@ impl Holder {
         };
         let held = self.branches.get_mut(&id);
         match (letter, held, number) {
-            (b'H', ..) => match Held::of(fds) {
+            (b'H', ..) => match HeldTree::of(fds) {
                 Some(held) => drop(self.branches.insert(id, held)),
                 None => tracing::warn!(
                     "there is no room for the descriptors of a branch: it dies with the daemon"
@@ -293,7 +293,7 @@ impl Holder {
     }
 
     /// Reports whether another worker should be started.
-    fn is_worth_it(&mut self, served: &Served) -> bool {
+    fn is_worth_it(&mut self, served: &WorkerOutcome) -> bool {
         let now = Instant::now();
         self.brief = if served.since.is_some_and(|since| since.elapsed() > BRIEF) {
             0

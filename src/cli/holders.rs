@@ -57,7 +57,7 @@ pub enum Use {
 
 /// A process that uses a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct MountUser {
     /// Process id; 0: the kernel.
     pub pid: u32,
     /// Name of its command.
@@ -67,9 +67,9 @@ pub struct Holder {
     pub by: Use,
 }
 
-impl std::fmt::Display for Holder {
+impl std::fmt::Display for MountUser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Holder { pid, name, by } = self;
+        let MountUser { pid, name, by } = self;
         // Other users choose both.
         let (name, shown) = (escape(name.as_bytes()), |path: &Path| {
             escape(path.as_os_str().as_bytes())
@@ -87,15 +87,15 @@ impl std::fmt::Display for Holder {
 }
 
 /// Formats some processes, and the number of the others.
-pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
+pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a MountUser>) -> String {
     let more = holders.len().saturating_sub(SHOWN_MAX);
-    let mut named: Vec<String> = holders.take(SHOWN_MAX).map(Holder::to_string).collect();
+    let mut named: Vec<String> = holders.take(SHOWN_MAX).map(MountUser::to_string).collect();
     named.extend((more > 0).then(|| format!("and {more} more")));
     named.join(", ")
 }
 
 /// Formats the warning about processes that use the directory below the mount.
-pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
+pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a MountUser>) -> String {
     format!(
         "these have the directory under the mount open, and what they change there bypasses the mount: {}",
         named(holders)
@@ -104,9 +104,9 @@ pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> Stri
 
 /// Warns about processes below the mount, except waiting shells, which another message asks to
 /// enter it.
-pub fn warn(below: &[Holder], out: &Out) {
+pub fn warn(below: &[MountUser], out: &Out) {
     let waiting = ancestors();
-    let others: Vec<&Holder> = below
+    let others: Vec<&MountUser> = below
         .iter()
         .filter(|holder| !(waiting.contains(&holder.pid) && holder.by == Use::WorkingDirectory))
         .collect();
@@ -141,7 +141,7 @@ pub fn warn_if_below(out: &Out) {
 
 /// A file of the tree that a process may write to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HeldFile {
+pub struct WritableFile {
     /// Inode number, if reported.
     pub ino: Option<u64>,
     /// Path in the tree.
@@ -150,18 +150,18 @@ pub struct HeldFile {
 
 /// Result of a search.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct MountUsers {
     /// Processes, by id.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<MountUser>,
     /// Files that are open for writing, or mapped.
-    pub files: HashSet<HeldFile>,
+    pub files: HashSet<WritableFile>,
     /// Every process that may be inspected was inspected.
     pub complete: bool,
 }
 
 /// A mount through which the tree is visible.
 #[derive(Debug)]
-struct Sight {
+struct TreeMount {
     mount: u64,
     /// Path of the tree, or of the part visible there.
     at: PathBuf,
@@ -171,8 +171,8 @@ struct Sight {
 
 /// A tree, and every mount through which it is visible.
 #[derive(Debug)]
-pub struct Tree {
-    sights: Vec<Sight>,
+pub struct VisibleTree {
+    sights: Vec<TreeMount>,
     /// The device, as in mappings.
     dev: u64,
     /// Path of the tree on its filesystem.
@@ -185,7 +185,7 @@ pub struct Tree {
 }
 
 /// Returns the part of the tree at `root` of device `dev` that is visible through a mount.
-fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
+fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<TreeMount> {
     let (at, below) = match root.strip_prefix(&mount.root) {
         Ok(rest) => (mount.at.join(rest), PathBuf::new()),
         Err(_) => (
@@ -193,30 +193,30 @@ fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
             mount.root.strip_prefix(root).ok()?.to_owned(),
         ),
     };
-    (mount.dev == dev).then_some(Sight {
+    (mount.dev == dev).then_some(TreeMount {
         mount: mount.id,
         at,
         below,
     })
 }
 
-impl Tree {
+impl VisibleTree {
     /// Returns the tree of all files on a mount.
-    pub fn on(mount: &MountPoint) -> Tree {
-        Tree::on_all(mount, &[])
+    pub fn on(mount: &MountPoint) -> VisibleTree {
+        VisibleTree::on_all(mount, &[])
     }
 
-    /// Like [`Tree::on`], of a mount that is in other mount tables also.
-    pub fn on_all(mount: &MountPoint, others: &[(u32, MountPoint)]) -> Tree {
+    /// Like [`VisibleTree::on`], of a mount that is in other mount tables also.
+    pub fn on_all(mount: &MountPoint, others: &[(u32, MountPoint)]) -> VisibleTree {
         let all = std::iter::once(mount).chain(others.iter().map(|(_, other)| other));
         let sights = all
-            .map(|one| Sight {
+            .map(|one| TreeMount {
                 mount: one.id,
                 at: "/".into(),
                 below: PathBuf::new(),
             })
             .collect();
-        Tree {
+        VisibleTree {
             sights,
             dev: mount.dev,
             root: "/".into(),
@@ -226,10 +226,10 @@ impl Tree {
     }
 
     /// Returns the tree of all files on a detached mount, by its id and device.
-    pub fn on_detached((id, dev): (u64, u64), at: &Path) -> Tree {
+    pub fn on_detached((id, dev): (u64, u64), at: &Path) -> VisibleTree {
         let below = PathBuf::new();
-        let sight = |mount, at| Sight { mount, at, below };
-        Tree {
+        let sight = |mount, at| TreeMount { mount, at, below };
+        VisibleTree {
             sights: vec![sight(id, "/".into())],
             dev,
             root: "/".into(),
@@ -240,7 +240,7 @@ impl Tree {
 
     /// Returns the directory below the mount that serves `backing`, as its filesystem is mounted
     /// here.
-    pub fn below(backing: &Path) -> Option<Tree> {
+    pub fn below(backing: &Path) -> Option<VisibleTree> {
         let table: Vec<MountPoint> = sys::mounts()
             .ok()?
             .into_iter()
@@ -252,7 +252,7 @@ impl Tree {
             .iter()
             .filter_map(|mount| sight(mount, base.dev, &root))
             .collect();
-        Some(Tree {
+        Some(VisibleTree {
             sights,
             dev: base.dev,
             root,
@@ -267,7 +267,7 @@ impl Tree {
     }
 
     /// Adds the mounts of every accessible namespace that are found within `patience`.
-    fn everywhere(mut self, patience: Duration) -> Tree {
+    fn everywhere(mut self, patience: Duration) -> VisibleTree {
         // Many namespaces with many mounts each may exist.
         let ((tell, told), (dev, root)) = (mpsc::channel(), (self.dev, self.root.clone()));
         let look = move || {
@@ -278,7 +278,7 @@ impl Tree {
                 others
                     .iter()
                     .filter_map(|(_, mount)| sight(mount, dev, &root))
-                    .collect::<Vec<Sight>>(),
+                    .collect::<Vec<TreeMount>>(),
             );
         };
         let others = std::thread::Builder::new()
@@ -316,9 +316,9 @@ impl Tree {
 
     /// Returns the processes that use the tree, except `except` and this one, as far as permissions
     /// allow and as many as can be inspected within `patience`.
-    pub fn users(self, except: &[u32], patience: Duration) -> Found {
+    pub fn users(self, except: &[u32], patience: Duration) -> MountUsers {
         let Ok(processes) = fs::read_dir("/proc") else {
-            return Found::default();
+            return MountUsers::default();
         };
         let pids =
             processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -367,7 +367,7 @@ impl Tree {
     }
 
     /// Returns how a process uses the tree, and adds the files that it may write to.
-    fn user(&self, pid: u32, files: &mut HashSet<HeldFile>) -> Option<Holder> {
+    fn user(&self, pid: u32, files: &mut HashSet<WritableFile>) -> Option<MountUser> {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let mut by: [Option<Use>; 4] = Default::default();
         for thread in distinct(&tasks, pid) {
@@ -386,7 +386,7 @@ impl Tree {
         }
         let by = by.into_iter().flatten().next()?;
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        Some(Holder {
+        Some(MountUser {
             pid,
             name: name.trim_end().to_owned(),
             by,
@@ -405,7 +405,7 @@ impl Tree {
     }
 
     /// Inspects descriptors (proc_pid_fdinfo(5)); returns the first path.
-    fn open_files(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
+    fn open_files(&self, process: &Path, files: &mut HashSet<WritableFile>) -> Option<PathBuf> {
         let mut first = None;
         for entry in fs::read_dir(process.join("fd"))
             .ok()?
@@ -432,7 +432,7 @@ impl Tree {
             };
             // The last octal digit is the access mode: 1 and 2 permit writing.
             if field("flags:").is_some_and(|flags| flags.ends_with(['1', '2'])) {
-                files.insert(HeldFile {
+                files.insert(WritableFile {
                     ino: field("ino:").and_then(|ino| ino.parse().ok()),
                     path: place,
                 });
@@ -444,7 +444,7 @@ impl Tree {
 
     /// Inspects mapped files of the device (proc_pid_maps(5): range, permissions, offset, device,
     /// inode, path); returns the first path.
-    fn mappings(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
+    fn mappings(&self, process: &Path, files: &mut HashSet<WritableFile>) -> Option<PathBuf> {
         let wanted = format!(
             "{:02x}:{:02x}",
             sys::device_major(self.dev),
@@ -465,7 +465,10 @@ impl Tree {
             let text = fields.next().unwrap_or_default().trim_ascii_start();
             let path = bytes_path(text);
             for path in [&path, &bytes_path(&with_line_ends(text))] {
-                files.extend(self.place(path, None).map(|path| HeldFile { ino, path }));
+                files.extend(
+                    self.place(path, None)
+                        .map(|path| WritableFile { ino, path }),
+                );
             }
             first = first.or_else(|| self.place(&path, None).map(|_| path));
         }
@@ -473,8 +476,8 @@ impl Tree {
     }
 
     /// Finds loop devices of files: their creator has ended, and the kernel writes to the file.
-    fn devices(&self) -> Found {
-        let mut found = Found::default();
+    fn devices(&self) -> MountUsers {
+        let mut found = MountUsers::default();
         for device in fs::read_dir("/sys/block")
             .into_iter()
             .flatten()
@@ -489,11 +492,11 @@ impl Tree {
                 .filter(|_| path.starts_with(&self.at))
             {
                 let name = device.file_name().to_string_lossy().into_owned();
-                found.files.insert(HeldFile {
+                found.files.insert(WritableFile {
                     ino: None,
                     path: place,
                 });
-                found.holders.push(Holder {
+                found.holders.push(MountUser {
                     pid: 0,
                     name,
                     by: Use::Device(path),
@@ -578,7 +581,7 @@ mod tests {
             .stdin(Stdio::from(file))
             .spawn()
             .expect("spawn");
-        let tree = Tree::below(path.parent().expect("directory")).expect("its mount");
+        let tree = VisibleTree::below(path.parent().expect("directory")).expect("its mount");
         let mut files = HashSet::new();
         let found = tree.user(child.id(), &mut files);
         child.kill().expect("kill");

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::{On, error, hinted};
+use super::error::{ErrorContext, error, hinted};
 use crate::engine::api::{Code, VerbResult};
 
 /// Limit of a hook's message.

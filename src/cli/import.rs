@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use self::items::{As, Item};
-use self::one::{How, Made};
-use self::target::{SETTLES, State, Target, is_race};
+use self::items::{Item, SourceKind};
+use self::one::{ImportOptions, ImportedItem};
+use self::target::{SETTLES, Target, TargetState, is_race};
 use super::context::Context;
 use super::copies;
 use super::error::{Failure, Outcome, hinted};
@@ -22,7 +22,7 @@ use super::{locate, time};
 use crate::engine::api::{Code, Query, VerbResult, host_path};
 use crate::engine::word::{count as plural, word};
 use crate::sys;
-use crate::transfer::import::contents::Found;
+use crate::transfer::import::contents::ContentCounts;
 
 /// Default limit of threads: more would contend in the filesystem.
 const THREADS_MAX: usize = 4;
@@ -71,7 +71,7 @@ pub struct Args {
 struct Answer {
     #[serde(with = "host_path")]
     tree: PathBuf,
-    checkpoints: Vec<Made>,
+    checkpoints: Vec<ImportedItem>,
     /// Snapshots of a series that the tree already contains.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     known: Vec<String>,
@@ -83,11 +83,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let cwd = locate::start(context.dir())?;
     let how = if args.series {
-        As::Series
+        SourceKind::Series
     } else if args.tree {
-        As::Trees
+        SourceKind::Trees
     } else {
-        As::Found
+        SourceKind::Found
     };
     let mut items = items::find(&cwd, &args.dirs, how)?;
     let into = into(&args, &cwd)?;
@@ -105,7 +105,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     } else {
         with::read(&cwd, &args.with, threads, context)?
     };
-    let how = How {
+    let how = ImportOptions {
         threads,
         each,
         tag: args.tag,
@@ -147,22 +147,31 @@ fn threads() -> usize {
 }
 
 /// Returns the result of a dry run. Snapshots are only listed.
-fn look(items: &[Item], target: Option<&Target>, how: &How) -> VerbResult<Vec<Made>> {
+fn look(
+    items: &[Item],
+    target: Option<&Target>,
+    how: &ImportOptions,
+) -> VerbResult<Vec<ImportedItem>> {
     let before = std::iter::once(None).chain(items.iter().map(Some));
     items
         .iter()
         .zip(before)
         .map(|(item, before)| match &item.snapshot {
-            Some(_) => Ok(Made::new(item)),
+            Some(_) => Ok(ImportedItem::new(item)),
             None => one::look(item, before, target, how),
         })
         .collect()
 }
 
 /// Imports one item after the other, and always closes the tree.
-fn import(items: &[Item], mut target: Target, how: &How, context: &Context) -> Outcome<Vec<Made>> {
+fn import(
+    items: &[Item],
+    mut target: Target,
+    how: &ImportOptions,
+    context: &Context,
+) -> Outcome<Vec<ImportedItem>> {
     let last = items.len().saturating_sub(1);
-    let made: Outcome<Vec<Made>> = items
+    let made: Outcome<Vec<ImportedItem>> = items
         .iter()
         .enumerate()
         .map(|(number, item)| one::import(item, &mut target, how, number == last, context))
@@ -216,7 +225,7 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
 /// Removes the snapshots of a series that the tree already contains, and returns their names.
 fn without_known(items: &mut Vec<Item>, target: &mut Target) -> Outcome<Vec<String>> {
     let mut known = Vec::new();
-    if target.state != State::Tree || items.iter().all(|item| item.snapshot.is_none()) {
+    if target.state != TargetState::Tree || items.iter().all(|item| item.snapshot.is_none()) {
         return Ok(known);
     }
     let client = target.client()?;
@@ -240,7 +249,7 @@ fn without_known(items: &mut Vec<Item>, target: &mut Target) -> Outcome<Vec<Stri
 
 fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
     let out = &mut context.out;
-    let missed: usize = answer.checkpoints.iter().map(Made::misses).sum();
+    let missed: usize = answer.checkpoints.iter().map(ImportedItem::misses).sum();
     if out.json {
         out.json(&answer)?;
     } else {
@@ -277,7 +286,7 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         if !answer.dry_run
             && matches!(
                 locate::locate(answer.tree.clone()),
-                Ok(locate::Located::Store { .. })
+                Ok(locate::TreeLocation::Store { .. })
             )
         {
             out.talk(&format!("mount it: ckptfs mount {}", word(&at)));
@@ -309,7 +318,7 @@ fn counted(items: &[Item]) -> String {
     }
 }
 
-fn line(made: &Made, dry_run: bool, name: &str) -> String {
+fn line(made: &ImportedItem, dry_run: bool, name: &str) -> String {
     let date = made
         .date
         .as_deref()
@@ -330,7 +339,7 @@ fn line(made: &Made, dry_run: bool, name: &str) -> String {
 }
 
 /// Formats the result of the hashing.
-fn hashed(found: &Found, bytes: u64) -> String {
+fn hashed(found: &ContentCounts, bytes: u64) -> String {
     let same = found.duplicate_bytes + found.known_bytes + found.unshared_bytes;
     let percent = same
         .saturating_mul(1000)
@@ -359,7 +368,7 @@ fn hashed(found: &Found, bytes: u64) -> String {
 }
 
 /// Prints the counts of an import, its hashed contents, and its guard.
-fn say(made: &Made, dry_run: bool, context: &Context) {
+fn say(made: &ImportedItem, dry_run: bool, context: &Context) {
     let out = &context.out;
     let count = made.count;
     let mut said = format!(
@@ -399,7 +408,7 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
 }
 
 /// Warns about lost attributes and skipped paths.
-fn warn(made: &Made, context: &Context) {
+fn warn(made: &ImportedItem, context: &Context) {
     let out = &context.out;
     copies::warn_lost(out, (made.owners_lost, made.xattrs_lost));
     for left in made.left_out.iter().take(LEFT_TOLD_MAX) {

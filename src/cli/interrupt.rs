@@ -10,7 +10,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::error::{Failure, On, Outcome};
+use super::error::{ErrorContext, Failure, Outcome};
 use super::output::Out;
 use super::progress::Spinner;
 use crate::control::Client;

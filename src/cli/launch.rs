@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{On, error, hinted};
-use super::holders::Holder;
+use super::error::{ErrorContext, error, hinted};
+use super::holders::MountUser;
 use super::output::hand_on;
 use crate::engine::api::{AbsenceInfo, Code, VerbError, VerbResult};
 use crate::engine::origin::TYPED_PASSWORD;
@@ -24,14 +24,14 @@ use crate::volumes::tool;
 #[serde(rename_all = "lowercase")]
 pub enum Handshake {
     /// The mount serves.
-    Ready(Ready),
+    Ready(DaemonReady),
     /// The mount failed, and the daemon exits.
     Error(VerbError),
 }
 
 /// State of a daemon that serves.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Ready {
+pub struct DaemonReady {
     /// Its process id.
     pub pid: u32,
     /// I/O path of reads.
@@ -45,7 +45,7 @@ pub struct Ready {
     pub absence: Option<AbsenceInfo>,
     /// Processes that use the directory below the mount.
     #[serde(default)]
-    pub below: Vec<Holder>,
+    pub below: Vec<MountUser>,
 }
 
 /// Limit of the output that is buffered before the daemon serves.
@@ -53,7 +53,7 @@ const TALK_BYTES_MAX: usize = 64 << 10;
 
 /// The parent of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starter {
+pub enum DaemonParent {
     /// A verb, which exits when the daemon serves. The output of the daemon until then is printed
     /// for the user.
     Verb,
@@ -61,19 +61,19 @@ pub enum Starter {
     Driver,
 }
 
-impl Starter {
+impl DaemonParent {
     fn hand_on(self, said: &[u8]) {
         match self {
-            Starter::Verb => hand_on(said),
-            Starter::Driver if said.is_empty() => {}
-            Starter::Driver => {
+            DaemonParent::Verb => hand_on(said),
+            DaemonParent::Driver if said.is_empty() => {}
+            DaemonParent::Driver => {
                 tracing::debug!(said = %String::from_utf8_lossy(said), "a daemon begins")
             }
         }
     }
 
     fn leave(self, mut child: Child) {
-        if self == Starter::Driver {
+        if self == DaemonParent::Driver {
             // Without a thread it stays a zombie until this process ends.
             drop(
                 std::thread::Builder::new()
@@ -89,9 +89,9 @@ impl Starter {
 pub fn launch(
     mut arguments: Vec<OsString>,
     password: Option<&str>,
-    starter: Starter,
-) -> VerbResult<Ready> {
-    arguments.extend((starter == Starter::Driver).then(|| "--stays".into()));
+    starter: DaemonParent,
+) -> VerbResult<DaemonReady> {
+    arguments.extend((starter == DaemonParent::Driver).then(|| "--stays".into()));
     let (ours, theirs) = UnixStream::pair().on("starting the daemon")?;
     let mut child = spawn(arguments, password, theirs.into()).on("starting the daemon")?;
     let served = wait(&mut child, ours, starter);
@@ -126,7 +126,7 @@ pub fn program() -> PathBuf {
     }
 }
 
-fn wait(child: &mut Child, pipe: UnixStream, starter: Starter) -> VerbResult<Ready> {
+fn wait(child: &mut Child, pipe: UnixStream, starter: DaemonParent) -> VerbResult<DaemonReady> {
     let mut talk = Vec::new();
     for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
         match serde_json::from_slice::<Handshake>(&line) {

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{Failure, On, error, hinted};
-use super::launch::{self, Starter};
+use super::error::{ErrorContext, Failure, error, hinted};
+use super::launch::{self, DaemonParent};
 use super::output::{Color, Out};
 use super::remotes::REMOTES_VARIABLE;
 use super::{fork, locate, mount, umount};
@@ -18,7 +18,7 @@ use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::volumes::options::Options;
-use crate::volumes::{Place, Pushed, Verbs, tool};
+use crate::volumes::{RemoteCheckpoint, VerbRunner, VolumePlace, tool};
 
 /// Time limit of a request that only lists the snapshots of a remote, or removes one.
 const LOOK_SECONDS: u32 = 60;
@@ -29,15 +29,15 @@ const SIGKILL: i32 = 9;
 
 /// The verbs, for a pool.
 #[derive(Debug)]
-pub struct Lent {
+pub struct CliVerbRunner {
     /// The file of the remotes; `None`: the user's.
     pub remotes: Option<PathBuf>,
 }
 
-impl Verbs for Lent {
-    fn mount(&self, place: &Place, options: &Options) -> VerbResult<()> {
+impl VerbRunner for CliVerbRunner {
+    fn mount(&self, place: &VolumePlace, options: &Options) -> VerbResult<()> {
         let prepared = mount::prepare(mount::Args::of_volume(place, options)?, Path::new("/"))?;
-        mount::start(&prepared, Starter::Driver, || ()).map(drop)
+        mount::start(&prepared, DaemonParent::Driver, || ()).map(drop)
     }
 
     fn unmount(&self, point: &Path) -> VerbResult<()> {
@@ -62,7 +62,7 @@ impl Verbs for Lent {
     #[cfg(feature = "remote")]
     fn check_remote(&self, remote: &str) -> VerbResult<()> {
         let names = match &self.remotes {
-            Some(file) => crate::remote::restic::names::Names::read(file),
+            Some(file) => crate::remote::restic::names::RemoteConfigs::read(file),
             None => super::remotes::names(),
         };
         names?.get(remote).map(drop)
@@ -77,11 +77,11 @@ impl Verbs for Lent {
         ))
     }
 
-    fn pushed(&self, remote: &str) -> VerbResult<Vec<Pushed>> {
+    fn pushed(&self, remote: &str) -> VerbResult<Vec<RemoteCheckpoint>> {
         self.check_remote(remote)?;
         let log = command(["remote", "log", "--all", "--", remote]);
         // The list has the newest first.
-        let mut all: Vec<Pushed> = self.answer(log, LOOK_SECONDS)?;
+        let mut all: Vec<RemoteCheckpoint> = self.answer(log, LOOK_SECONDS)?;
         all.reverse();
         Ok(all)
     }
@@ -117,11 +117,11 @@ fn command<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
 
 /// The output of a failed verb with `--json`.
 #[derive(Deserialize)]
-struct Told {
+struct VerbErrorLine {
     error: VerbError,
 }
 
-impl Lent {
+impl CliVerbRunner {
     fn done(&self, command: Command, seconds: u32) -> VerbResult<()> {
         self.answer::<serde::de::IgnoredAny>(command, seconds)
             .map(drop)
@@ -154,7 +154,7 @@ impl Lent {
         let told = said
             .lines()
             .rev()
-            .find_map(|line| serde_json::from_str::<Told>(line).ok());
+            .find_map(|line| serde_json::from_str::<VerbErrorLine>(line).ok());
         Err(told.map_or_else(
             || {
                 tracing::warn!(said, %ended, "a verb has not ended as it should");

@@ -7,10 +7,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::error::{On, error, hinted, io_error};
+use super::error::{ErrorContext, error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
-use crate::control::{Client, History, STORE_NAME, Seen, Store, look};
+use crate::control::{Client, STORE_NAME, StoreDir, StoreLookup, VerbExecutor, look};
 use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
 };
@@ -24,7 +24,7 @@ const TRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// A tree with a daemon.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedTree {
     /// The directory where the tree was found: its mount, or its backing directory if the mount is
     /// elsewhere.
     pub root: PathBuf,
@@ -34,11 +34,11 @@ pub struct Served {
     pub client: Client,
 }
 
-impl Served {
+impl ServedTree {
     /// Returns the path of the mount. The kernel reports it; an answer of the daemon is not
     /// trusted.
     pub fn mount(&self) -> VerbResult<PathBuf> {
-        if self.client.store().is_some_and(Store::is_mounted) {
+        if self.client.store().is_some_and(StoreDir::is_mounted) {
             return Ok(self.root.clone());
         }
         let whole = |mount: &MountPoint| mount.serves(&self.root) && mount.root == Path::new("/");
@@ -69,15 +69,15 @@ impl Served {
 
 /// Result of a search around a directory.
 #[derive(Debug)]
-pub enum Located {
+pub enum TreeLocation {
     /// A tree with a daemon.
-    Served(Served),
+    Served(ServedTree),
     /// A tree that has a history and no daemon.
     Store {
         /// The directory that contains the store.
         root: PathBuf,
         /// The store.
-        store: Store,
+        store: StoreDir,
     },
     /// A directory that may be a tree, and belongs to another user than the caller or root: no
     /// request is sent there, and the search ends.
@@ -127,10 +127,10 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
 /// Finds the mount or store that contains `cwd`, an absolute path.
 ///
 /// Retries on a live mount, because a daemon that has just taken over may not be found at once.
-pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
+pub fn locate(cwd: PathBuf) -> VerbResult<TreeLocation> {
     for _ in 1..TRIES_MAX {
         match locate_once(&cwd)? {
-            Located::Served(served) => return Ok(Located::Served(served)),
+            TreeLocation::Served(served) => return Ok(TreeLocation::Served(served)),
             // The check waits until a worker has taken over; on a dead mount it fails.
             _ if mounts::serves_around(&mounts::all()?, &cwd) => std::thread::sleep(TRY_PAUSE),
             other => return Ok(other),
@@ -140,59 +140,59 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
 }
 
 /// Like [`locate`], but does not wait if another user controls the tree that is found.
-pub fn at_once(cwd: &Path) -> VerbResult<Located> {
+pub fn at_once(cwd: &Path) -> VerbResult<TreeLocation> {
     match locate_once(cwd)? {
-        found @ (Located::Served(_) | Located::Foreign { .. }) => Ok(found),
+        found @ (TreeLocation::Served(_) | TreeLocation::Foreign { .. }) => Ok(found),
         _ => locate(cwd.to_owned()),
     }
 }
 
 /// Returns the daemon of the tree that contains `cwd`, if it answers now; does not wait.
-pub fn served_at_once(cwd: &Path) -> VerbResult<Option<Served>> {
+pub fn served_at_once(cwd: &Path) -> VerbResult<Option<ServedTree>> {
     Ok(match locate_once(cwd)? {
-        Located::Served(served) => Some(served),
+        TreeLocation::Served(served) => Some(served),
         _ => None,
     })
 }
 
-fn locate_once(cwd: &Path) -> VerbResult<Located> {
+fn locate_once(cwd: &Path) -> VerbResult<TreeLocation> {
     for dir in cwd.ancestors() {
         let root = dir.to_owned();
         let store = match look(dir) {
-            Ok(Seen::Nothing) => continue,
+            Ok(StoreLookup::Nothing) => continue,
             // The search ends, because it could find another tree above.
-            Ok(Seen::Gone) => break,
-            Ok(Seen::Foreign(owner)) => {
-                return Ok(Located::Foreign {
+            Ok(StoreLookup::Gone) => break,
+            Ok(StoreLookup::Foreign(owner)) => {
+                return Ok(TreeLocation::Foreign {
                     root,
                     owner: Some(owner),
                 });
             }
-            Ok(Seen::Store(store)) => store,
+            Ok(StoreLookup::Store(store)) => store,
             Err(Errno::EACCES | Errno::EPERM) => {
-                return Ok(Located::Foreign { root, owner: None });
+                return Ok(TreeLocation::Foreign { root, owner: None });
             }
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
         };
         match Client::of(&store) {
             Ok(client) => {
-                return Ok(Located::Served(Served {
+                return Ok(TreeLocation::Served(ServedTree {
                     root,
                     client,
                     cwd: cwd.to_owned(),
                 }));
             }
             Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => {
-                return Ok(Located::Store { root, store });
+                return Ok(TreeLocation::Store { root, store });
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 // Any directory may have this name; a store has a format.
                 if host::holds(store.dir(), "format") {
-                    return Ok(Located::Store { root, store });
+                    return Ok(TreeLocation::Store { root, store });
                 }
             }
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Located::Foreign { root, owner: None });
+                return Ok(TreeLocation::Foreign { root, owner: None });
             }
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }
@@ -200,10 +200,10 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
     // A dead mount may show cached entries, or fail. The mount table is read only now, because that
     // takes longer.
     match mounts::dead_around(&mounts::all()?, cwd) {
-        Some(mount) => Ok(Located::Stale {
+        Some(mount) => Ok(TreeLocation::Stale {
             root: mount.at.clone(),
         }),
-        None => Ok(Located::Nothing {
+        None => Ok(TreeLocation::Nothing {
             cwd: cwd.to_owned(),
         }),
     }
@@ -211,21 +211,21 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
 
 /// Returns the daemon of the tree that contains `dir`, or the working directory, or an error with a
 /// hint.
-pub fn served(dir: Option<&Path>) -> VerbResult<Served> {
+pub fn served(dir: Option<&Path>) -> VerbResult<ServedTree> {
     match locate(start(dir)?)? {
-        Located::Served(served) => Ok(served),
+        TreeLocation::Served(served) => Ok(served),
         other => Err(not_served(&other)),
     }
 }
 
 /// Returns the history of the tree that contains `dir`, or the working directory: from its daemon,
 /// or without one from its store.
-pub fn history(dir: Option<&Path>) -> VerbResult<History> {
+pub fn history(dir: Option<&Path>) -> VerbResult<VerbExecutor> {
     match locate(start(dir)?)? {
-        Located::Served(served) => Ok(History::Daemon(served.client)),
-        Located::Store { root, .. } => {
+        TreeLocation::Served(served) => Ok(VerbExecutor::Daemon(served.client)),
+        TreeLocation::Store { root, .. } => {
             let root = sys::open_root(&root).on(root.display())?;
-            Ok(History::Store(Box::new(Offline::open(root)?)))
+            Ok(VerbExecutor::Store(Box::new(Offline::open(root)?)))
         }
         other => Err(not_served(&other)),
     }
@@ -235,7 +235,7 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
 ///
 /// # Errors
 /// Those of `show`; `not-exact`.
-pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
+pub fn whole(name: &str, history: &mut VerbExecutor) -> VerbResult<CheckpointInfo> {
     let mut show = |name: &str| {
         history.ask(ShowCheckpoint {
             state: StateName(name.to_owned()),
@@ -258,10 +258,10 @@ pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
 }
 
 /// Returns the error for a tree without an available daemon.
-pub fn not_served(located: &Located) -> VerbError {
+pub fn not_served(located: &TreeLocation) -> VerbError {
     match located {
-        Located::Served(_) => error(Code::Internal, "the daemon was found"),
-        Located::Store { root, .. } => {
+        TreeLocation::Served(_) => error(Code::Internal, "the daemon was found"),
+        TreeLocation::Store { root, .. } => {
             let root = root.display();
             hinted(
                 Code::NotMounted,
@@ -269,7 +269,7 @@ pub fn not_served(located: &Located) -> VerbError {
                 format!("ckptfs mount {}", word(root)),
             )
         }
-        Located::Stale { root } => {
+        TreeLocation::Stale { root } => {
             let root = root.display();
             hinted(
                 Code::StaleMount,
@@ -277,7 +277,7 @@ pub fn not_served(located: &Located) -> VerbError {
                 format!("to repair it: ckptfs mount {}", word(root)),
             )
         }
-        Located::Foreign { root, owner } => {
+        TreeLocation::Foreign { root, owner } => {
             let root = root.display();
             let (whose, act) = match owner {
                 Some(owner) => (
@@ -296,7 +296,7 @@ pub fn not_served(located: &Located) -> VerbError {
                 ),
             )
         }
-        Located::Nothing { cwd } => hinted(
+        TreeLocation::Nothing { cwd } => hinted(
             Code::NotMounted,
             format!(
                 "{} is not inside a directory mounted by ckptfs",
@@ -325,13 +325,14 @@ mod tests {
         std::fs::create_dir_all(root.join("a/.ckptfs")).expect("mkdir");
         std::fs::create_dir_all(root.join("a/b/.ckptfs")).expect("mkdir");
         std::fs::write(root.join("a/.ckptfs/format"), "x").expect("write");
-        let Located::Store { root: found, .. } = locate(root.join("a/b")).expect("locate") else {
+        let TreeLocation::Store { root: found, .. } = locate(root.join("a/b")).expect("locate")
+        else {
             panic!("no store")
         };
         assert_eq!(found, root.join("a"));
         assert!(matches!(
             locate(root.clone()).expect("locate"),
-            Located::Nothing { .. }
+            TreeLocation::Nothing { .. }
         ));
         assert_eq!(
             served(Some(&root.join("a"))).expect_err("no daemon").code,

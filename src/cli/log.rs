@@ -10,7 +10,7 @@ use super::listing::{Printer, remarks};
 use super::output::{Out, Role, width};
 use super::tree_path::in_tree;
 use super::{changes, diff, find, locate, past, time};
-use crate::control::History;
+use crate::control::VerbExecutor;
 use crate::engine::api::{
     Change, Code, ListVersions, Query, ShowCheckpoint, StateName, TreePath, VersionInfo,
     VersionKind,
@@ -113,7 +113,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Requests and prints checkpoints by page, so that the first appear at once. Returns their number.
 fn print_by_page(
-    source: &mut History,
+    source: &mut VerbExecutor,
     mut query: Query,
     mut printer: Printer,
     out: &mut Out,

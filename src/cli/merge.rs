@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use self::tool::Tool;
+use self::tool::MergeTool;
 use super::branch::drop::drop_branch;
-use super::changes::{self, Listed};
+use super::changes::{self, ListAllArg};
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
-use super::locate::Served;
+use super::locate::ServedTree;
 use super::output::Out;
 use super::restore::TimesArg;
 use super::tree_path::in_tree;
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
-    listed: Listed,
+    listed: ListAllArg,
 }
 
 /// Resolution of conflicts.
@@ -175,7 +175,7 @@ pub fn outcome(conflict: &MergeConflict, merged: &Merged) -> &'static str {
     }
 }
 
-fn tell(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
+fn tell(merged: &Merged, listed: ListAllArg, context: &mut Context) -> Outcome {
     if context.out.json {
         Ok(context.out.json(merged)?)
     } else {
@@ -199,8 +199,8 @@ fn tell(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
 fn answered(
     command: &OsStr,
     ask: &Merge,
-    (served, interrupt): (&mut Served, &Interrupt),
-    listed: Listed,
+    (served, interrupt): (&mut ServedTree, &Interrupt),
+    listed: ListAllArg,
     context: &mut Context,
 ) -> Outcome<Option<Vec<MergeAnswer>>> {
     let dry = Merge {
@@ -208,7 +208,7 @@ fn answered(
         ..ask.clone()
     };
     let mut would = interrupt.ask(&mut served.client, dry.clone(), "merging", &context.out)?;
-    let tool = Tool::new(command, &ask.what, would.base, &served.cwd)?;
+    let tool = MergeTool::new(command, &ask.what, would.base, &served.cwd)?;
     let versions = tool::versions(&mut served.client, &dry)?;
     let known: BTreeSet<&TreePath> = versions.iter().map(|version| &version.path).collect();
     for conflict in &mut would.conflicts {
@@ -254,7 +254,7 @@ fn answered(
 }
 
 /// Prints the changes and the conflicts, one line each.
-pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
+pub fn print_merged(merged: &Merged, listed: ListAllArg, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
         listed.print(&mut context.out, &merged.changes)?;
     }

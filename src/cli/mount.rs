@@ -12,20 +12,20 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{On, Outcome, error, hinted, io_error};
-use super::holders::{self, Holder};
-use super::launch::{Ready, Starter};
-use super::origin::{self, Begun};
+use super::error::{ErrorContext, Outcome, error, hinted, io_error};
+use super::holders::{self, MountUser};
+use super::launch::{DaemonParent, DaemonReady};
+use super::origin::{self, OriginInputs};
 use super::progress::Spinner;
-use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
+use super::serving::{MountFlag, OthersIo, ServeOptions, Snapdir};
 use super::tree_path::{beyond_links, normal};
 use super::{caches, changes, daemon, locate, mounts, past};
-use crate::control::{Client, STORE_NAME, Store, is_same};
+use crate::control::{Client, STORE_NAME, StoreDir, is_same};
 use crate::engine::api::{AbsenceInfo, CheckpointOptions, Code, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::{self, MountPoint};
 use crate::transfer::import::keep;
-use crate::volumes::Place;
+use crate::volumes::VolumePlace;
 use crate::volumes::options::Options;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "REMOTE[:ID]")]
     from: Option<String>,
     #[command(flatten)]
-    serving: Serving,
+    serving: ServeOptions,
     /// If the daemon dies, leave a dead mount; by default another daemon takes over, and programs
     /// continue
     #[arg(long)]
@@ -78,13 +78,13 @@ struct Mounted<'a> {
     absence: Option<&'a AbsenceInfo>,
     warnings: &'a [String],
     /// Processes that use the directory below the mount.
-    below: &'a [Holder],
+    below: &'a [MountUser],
 }
 
 /// A mount that passed all checks that are possible without its daemon.
-pub struct Prepared {
+pub struct PreparedMount {
     daemon: daemon::Args,
-    origin: Begun,
+    origin: OriginInputs,
     /// Number of dead mounts that were removed.
     repaired: usize,
 }
@@ -110,7 +110,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             origin::goes_on(sys::open_root(root).on(root.display())?, context)?
         }
     };
-    let Prepared {
+    let PreparedMount {
         daemon, repaired, ..
     } = &prepared;
     if *repaired > 0 {
@@ -132,7 +132,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let is_first = daemon.backing.join(STORE_NAME).symlink_metadata().is_err();
     let mut spinner = None;
-    let ready = start(&prepared, Starter::Verb, || {
+    let ready = start(&prepared, DaemonParent::Verb, || {
         let what = "waiting for the daemon of the last mount to end";
         spinner.get_or_insert_with(|| Spinner::start(&context.out, what));
     });
@@ -156,8 +156,8 @@ impl Args {
     ///
     /// # Errors
     /// A variable of the environment is invalid.
-    pub fn of_volume(place: &Place, options: &Options) -> VerbResult<Args> {
-        let serving = Serving {
+    pub fn of_volume(place: &VolumePlace, options: &Options) -> VerbResult<Args> {
+        let serving = ServeOptions {
             // The containers of one volume are one party, whatever users they run as.
             others_io: Some(OthersIo::Kernel),
             snapdir: options
@@ -169,7 +169,7 @@ impl Args {
                 .then_some(MountFlag::Ro)
                 .into_iter()
                 .collect(),
-            ..Serving::of_environment()?
+            ..ServeOptions::of_environment()?
         };
         let mountpoint = (place.point != place.backing).then(|| place.point.clone());
         let (no_holder, foreground, allow_other, no_allow_other) = (false, false, true, false);
@@ -188,7 +188,7 @@ impl Args {
 
 /// Makes a checkpoint of the initial tree.
 fn first_checkpoint(backing: &Path, note: &str) -> VerbResult<()> {
-    let store = Store::of(backing).on(backing.join(STORE_NAME).display())?;
+    let store = StoreDir::of(backing).on(backing.join(STORE_NAME).display())?;
     let store = store.ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
     let options = CheckpointOptions {
         note: note.to_owned(),
@@ -202,7 +202,7 @@ fn first_checkpoint(backing: &Path, note: &str) -> VerbResult<()> {
 ///
 /// # Errors
 /// A message for the user.
-pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
+pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<PreparedMount> {
     let mut repaired = 0;
     let backing = directory(&cwd.join(&args.dir), &args.dir, &mut repaired)?;
     let mountpoint = match &args.mountpoint {
@@ -231,9 +231,9 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
         worker: false,
         stays: false,
     };
-    Ok(Prepared {
+    Ok(PreparedMount {
         daemon,
-        origin: Begun::default(),
+        origin: OriginInputs::default(),
         repaired,
     })
 }
@@ -334,7 +334,7 @@ fn is_of(mount: &MountPoint, backing: &Path) -> bool {
         return mount.is_ours() && mount.root == Path::new("/");
     }
     let is_same = || {
-        let (there, here) = (Store::of(&mount.at).ok()??, Store::of(backing).ok()??);
+        let (there, here) = (StoreDir::of(&mount.at).ok()??, StoreDir::of(backing).ok()??);
         is_same(there.dir(), here.dir()).ok()
     };
     mount.serves(backing) && (mounts::is_dead(&mount.at) || is_same() == Some(true))
@@ -382,7 +382,7 @@ fn inside<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a M
 
 /// Rejects a store that cannot work, before a daemon is started.
 pub fn check_store(backing: &Path) -> VerbResult<()> {
-    let trusted = Store::of(backing).on(backing.join(STORE_NAME).display())?;
+    let trusted = StoreDir::of(backing).on(backing.join(STORE_NAME).display())?;
     if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
         let message = format!("an import into {} was not finished", backing.display());
         return Err(hinted(
@@ -424,7 +424,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
 /// Rejects a tree that has an entry with the name of the snapshot directory: the mount would hide
 /// it, and no checkpoint would contain it.
 fn check_snapdir(daemon: &daemon::Args) -> VerbResult<()> {
-    let store = Store::of(&daemon.backing).ok().flatten();
+    let store = StoreDir::of(&daemon.backing).ok().flatten();
     let asked = daemon.serving.snapdir_name.clone();
     let name = asked.unwrap_or_else(|| past::snapdir(store.as_ref()));
     let there = daemon.backing.join(&name);
@@ -471,7 +471,7 @@ fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
 }
 
 /// Rejects options that only root may use: fusermount would drop them with a warning.
-fn check_flags(serving: &Serving) -> VerbResult<()> {
+fn check_flags(serving: &ServeOptions) -> VerbResult<()> {
     if (serving.dev() || serving.suid()) && sys::ids().0 != 0 {
         let message = "only root may mount with the options dev or suid";
         return Err(hinted(
@@ -505,13 +505,18 @@ pub fn user_allow_other() -> bool {
 }
 
 /// Prints the result of the mount.
-fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut Context) -> Outcome {
+fn report(
+    daemon: &daemon::Args,
+    ready: &DaemonReady,
+    repaired: usize,
+    context: &mut Context,
+) -> Outcome {
     let (mount, backing, store) = (
         &daemon.mountpoint,
         &daemon.backing,
         &daemon.backing.join(STORE_NAME),
     );
-    let Ready {
+    let DaemonReady {
         pid,
         io,
         writes,
@@ -520,7 +525,7 @@ fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut C
         below,
     } = ready;
     let out = &mut context.out;
-    let below: Vec<Holder> = below
+    let below: Vec<MountUser> = below
         .iter()
         .filter(|holder| holder.pid != std::process::id())
         .cloned()

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::error::{On, error};
+use super::error::{ErrorContext, error};
 use crate::engine::api::{Code, VerbResult};
 pub use crate::engine::unmount::{top, unmount, unmount_error};
 use crate::sys::host;

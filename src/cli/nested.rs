@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{On, hinted};
+use super::error::{ErrorContext, hinted};
 use super::mounts;
 use crate::control::STORE_NAME;
 use crate::engine::api::{Code, VerbResult};
@@ -17,7 +17,7 @@ use crate::sys::{self, Errno, MountPoint, OpenKind, SysResult, host};
 const SHOWN_MAX: usize = 8;
 
 /// A mount or subvolume inside the directory.
-pub struct Place {
+pub struct NestedMount {
     /// Its path, relative to the directory.
     inside: PathBuf,
     /// A copy that can be attached; `None`: the caller may not make one.
@@ -42,7 +42,7 @@ pub fn in_mount(table: &[MountPoint], mount: &MountPoint) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// Those of reading the mount table and the directory.
-pub fn below(backing: &Path) -> VerbResult<Vec<Place>> {
+pub fn below(backing: &Path) -> VerbResult<Vec<NestedMount>> {
     let table = mounts::all()?;
     let mut found: Vec<PathBuf> = table
         .iter()
@@ -60,7 +60,7 @@ pub fn below(backing: &Path) -> VerbResult<Vec<Place>> {
     found.retain(|path| !path.starts_with(STORE_NAME));
     let copied = |inside: PathBuf| {
         let copy = named_by(&root, &inside).and_then(sys::copy_mount).ok();
-        Place { inside, copy }
+        NestedMount { inside, copy }
     };
     Ok(found.into_iter().map(copied).collect())
 }
@@ -77,10 +77,10 @@ fn attach(copy: OwnedFd, (root, inside): (impl AsFd, &Path)) -> SysResult<()> {
 
 /// Binds the copies over their places in the mount. Returns a warning that lists the bound and the
 /// hidden ones.
-pub fn bind(places: Vec<Place>, mountpoint: &Path) -> Option<String> {
+pub fn bind(places: Vec<NestedMount>, mountpoint: &Path) -> Option<String> {
     let (mut bound, mut hidden) = (Vec::new(), Vec::new());
     let root = host::open_dir_path(mountpoint);
-    for Place { inside, copy } in places {
+    for NestedMount { inside, copy } in places {
         let attached = copy
             .zip(root.as_ref().ok())
             .map(|(copy, root)| attach(copy, (root, &inside)));
@@ -117,12 +117,12 @@ pub fn named(paths: &[PathBuf]) -> String {
 }
 
 /// Mounts that were removed from a mount that is about to end, and can be attached again.
-pub struct Taken<'a> {
+pub struct DetachedMounts<'a> {
     mount: &'a MountPoint,
     copies: Vec<(PathBuf, OwnedFd)>,
 }
 
-impl Taken<'_> {
+impl DetachedMounts<'_> {
     /// Attaches them again: the mount stays.
     pub fn put_back(self) {
         let root = host::open_dir_path(&self.mount.at);
@@ -143,9 +143,9 @@ impl Taken<'_> {
 ///
 /// # Errors
 /// `busy` if one is in use; then all are attached again.
-pub fn take_away(mount: &MountPoint) -> VerbResult<Taken<'_>> {
+pub fn take_away(mount: &MountPoint) -> VerbResult<DetachedMounts<'_>> {
     let table = mounts::all()?;
-    let mut taken = Taken {
+    let mut taken = DetachedMounts {
         mount,
         copies: Vec::new(),
     };
@@ -197,7 +197,7 @@ pub fn end_at(mountpoint: &Path) {
 fn end(
     mount: &MountPoint,
     table: &[MountPoint],
-    (inside, taken): (&Path, &mut Taken<'_>),
+    (inside, taken): (&Path, &mut DetachedMounts<'_>),
 ) -> SysResult<()> {
     let root = host::open_dir_path(&mount.at)?;
     let copy = sys::copy_mount(named_by(&root, inside)?)?;

@@ -8,7 +8,7 @@ pub use self::none::{begin, goes_on, of};
 
 /// Additional parameters for the mount of such a tree.
 #[derive(Debug, Default)]
-pub struct Begun {
+pub struct OriginInputs {
     /// The password of the remote, if the user has typed it.
     pub password: Option<String>,
     /// The note of the first checkpoint, if the tree is new.
@@ -20,14 +20,14 @@ mod none {
     use std::os::fd::{AsFd, OwnedFd};
     use std::path::Path;
 
-    use super::Begun;
+    use super::OriginInputs;
     use crate::cli::context::Context;
     use crate::cli::error::hinted;
     use crate::engine::api::{Code, VerbResult};
     use crate::engine::origin::ServedOrigin;
 
     /// Fails: remotes are not built in.
-    pub fn begin(_: &str, _: &Path, _: &mut Context) -> VerbResult<Begun> {
+    pub fn begin(_: &str, _: &Path, _: &mut Context) -> VerbResult<OriginInputs> {
         Err(hinted(
             Code::Usage,
             "this ckptfs was built without remotes",
@@ -36,8 +36,8 @@ mod none {
     }
 
     /// Returns nothing: remotes are not built in.
-    pub fn goes_on(_: impl AsFd, _: &mut Context) -> VerbResult<Begun> {
-        Ok(Begun::default())
+    pub fn goes_on(_: impl AsFd, _: &mut Context) -> VerbResult<OriginInputs> {
+        Ok(OriginInputs::default())
     }
 
     /// Returns `None`: the engine rejects such a tree.

@@ -37,11 +37,11 @@ pub fn wanted() -> Option<OsString> {
 #[derive(Debug)]
 pub struct Pager {
     command: OsString,
-    to: To,
+    to: PagerSink,
 }
 
 #[derive(Debug)]
-enum To {
+enum PagerSink {
     /// Nothing was printed yet.
     Nothing,
     Pager(Child, BufWriter<ChildStdin>),
@@ -54,19 +54,19 @@ impl Pager {
     pub fn new(command: OsString) -> Pager {
         Pager {
             command,
-            to: To::Nothing,
+            to: PagerSink::Nothing,
         }
     }
 
     /// Reports whether the pager runs, and has the terminal.
     pub fn is_running(&self) -> bool {
-        matches!(self.to, To::Pager(..))
+        matches!(self.to, PagerSink::Pager(..))
     }
 
     /// Closes the pipe to the pager, and waits until the user leaves it. Returns a warning if the
     /// command was not found.
     pub fn end(self) -> Option<String> {
-        let To::Pager(mut child, input) = self.to else {
+        let PagerSink::Pager(mut child, input) = self.to else {
             return None;
         };
         // Callers that need the result of a flush have flushed before; here the pipe is closed.
@@ -82,12 +82,12 @@ impl Pager {
     }
 
     /// Returns the destination, and starts the pager if necessary.
-    fn to(&mut self) -> &mut To {
-        if matches!(self.to, To::Nothing) {
+    fn to(&mut self) -> &mut PagerSink {
+        if matches!(self.to, PagerSink::Nothing) {
             self.to = match start(&self.command) {
-                Ok((child, input)) => To::Pager(child, BufWriter::new(input)),
+                Ok((child, input)) => PagerSink::Pager(child, BufWriter::new(input)),
                 // As without a pager: the user sees the data.
-                Err(_) => To::Stdout(BufWriter::new(io::stdout())),
+                Err(_) => PagerSink::Stdout(BufWriter::new(io::stdout())),
             };
         }
         &mut self.to
@@ -97,17 +97,17 @@ impl Pager {
 impl Write for Pager {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         match self.to() {
-            To::Pager(_, input) => input.write(data),
-            To::Stdout(stdout) => stdout.write(data),
-            To::Nothing => Ok(0),
+            PagerSink::Pager(_, input) => input.write(data),
+            PagerSink::Stdout(stdout) => stdout.write(data),
+            PagerSink::Nothing => Ok(0),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.to {
-            To::Pager(_, input) => input.flush(),
-            To::Stdout(stdout) => stdout.flush(),
-            To::Nothing => Ok(()),
+            PagerSink::Pager(_, input) => input.flush(),
+            PagerSink::Stdout(stdout) => stdout.flush(),
+            PagerSink::Nothing => Ok(()),
         }
     }
 }

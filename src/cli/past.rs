@@ -4,10 +4,10 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::error::{On, hinted, io_error};
-use super::locate::{self, Served};
+use super::error::{ErrorContext, hinted, io_error};
+use super::locate::{self, ServedTree};
 use super::tree_path::in_tree;
-use crate::control::Store;
+use crate::control::StoreDir;
 use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
 };
@@ -16,7 +16,7 @@ use crate::store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 
 /// Returns the name of the snapshot directory in the mount of a store.
-pub fn snapdir(store: Option<&Store>) -> String {
+pub fn snapdir(store: Option<&StoreDir>) -> String {
     let noted = store.and_then(|store| noted_snapdir(store.dir()));
     noted.unwrap_or_else(|| SNAPDIR.to_owned())
 }
@@ -33,21 +33,21 @@ pub fn snapdir_of_others(root: &Path) -> String {
 }
 
 /// One state of a mounted tree, for reading.
-pub struct Tree {
+pub struct StateTree {
     root: OwnedFd,
 }
 
-impl Tree {
+impl StateTree {
     /// Opens the tree at a checkpoint; `None`: the live tree.
-    pub fn at(served: &Served, checkpoint: Option<&CheckpointInfo>) -> VerbResult<Tree> {
+    pub fn at(served: &ServedTree, checkpoint: Option<&CheckpointInfo>) -> VerbResult<StateTree> {
         let (at, root) = served.open_mount()?;
         let Some(checkpoint) = checkpoint else {
-            return Ok(Tree { root });
+            return Ok(StateTree { root });
         };
         let view = format!("{}/{}", snapdir(served.client.store()), checkpoint.id);
         let root = sys::open_beneath(&root, view.as_bytes(), OpenKind::Path)
             .on(at.join(&view).display())?;
-        Ok(Tree { root })
+        Ok(StateTree { root })
     }
 
     /// Returns its root (`O_PATH`).
@@ -86,27 +86,27 @@ fn relative(path: &TreePath) -> &[u8] {
 }
 
 /// The meaning of `ID:PATH`: the state, the path in it, and the tree to read it from.
-pub struct Found {
+pub struct PathInState {
     /// The checkpoint; `None`: the live tree.
     pub checkpoint: Option<CheckpointInfo>,
     /// Path relative to the root of the tree.
     pub path: TreePath,
     /// The state.
-    pub tree: Tree,
+    pub tree: StateTree,
     /// Name of the snapshot directory.
     snapdir: String,
 }
 
-impl Found {
+impl PathInState {
     /// Returns a path in a checkpoint, or (`None`) in the live tree.
     pub fn new(
-        served: &Served,
+        served: &ServedTree,
         checkpoint: Option<CheckpointInfo>,
         path: TreePath,
-    ) -> VerbResult<Found> {
-        Ok(Found {
+    ) -> VerbResult<PathInState> {
+        Ok(PathInState {
             path,
-            tree: Tree::at(served, checkpoint.as_ref())?,
+            tree: StateTree::at(served, checkpoint.as_ref())?,
             checkpoint,
             snapdir: snapdir(served.client.store()),
         })
@@ -170,7 +170,7 @@ impl Found {
 
 /// Parses `ID:PATH`. PATH starts at the working directory, and an empty PATH is that directory. An
 /// ID may contain colons: the first prefix that names a state is the ID.
-pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
+pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<PathInState> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = text.as_bytes();
     let mut served = locate::served(dir)?;
@@ -195,7 +195,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
                     &served.cwd,
                     &PathBuf::from(std::ffi::OsStr::from_bytes(path)),
                 )?;
-                return Found::new(&served, checkpoint, path);
+                return PathInState::new(&served, checkpoint, path);
             }
             Err(error) => first = first.or(Some(error)),
         }
@@ -211,7 +211,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
 }
 
 /// Returns the checkpoint of a name; `None`: the live tree.
-pub fn state(served: &mut Served, name: &str) -> VerbResult<Option<CheckpointInfo>> {
+pub fn state(served: &mut ServedTree, name: &str) -> VerbResult<Option<CheckpointInfo>> {
     if name == "live" {
         Ok(None)
     } else {

@@ -12,7 +12,7 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 
 use super::hunks::{self, Style};
 use super::output::{Out, Role};
-use super::past::Tree;
+use super::past::StateTree;
 use crate::engine::api::{Change, ChangeKind, TreePath};
 use crate::sys::{self, Errno, Kind, SysResult};
 
@@ -40,7 +40,7 @@ impl Side {
 
 /// Paths that are in no patch.
 #[derive(Debug, Default)]
-pub struct LeftOut {
+pub struct SkippedPaths {
     /// Paths with a type that git does not support.
     pub strange: Vec<TreePath>,
     /// Paths that could not be read.
@@ -51,10 +51,10 @@ pub struct LeftOut {
 pub fn print(
     out: &mut Out,
     changes: &[Change],
-    (from, to): (&Tree, &Tree),
+    (from, to): (&StateTree, &StateTree),
     style: Style,
-) -> io::Result<LeftOut> {
-    let mut left_out = LeftOut::default();
+) -> io::Result<SkippedPaths> {
+    let mut left_out = SkippedPaths::default();
     let told: HashSet<&[u8]> = changes
         .iter()
         .filter(|change| change.change != ChangeKind::Deleted)
@@ -104,8 +104,8 @@ fn moved_along(
     before: &TreePath,
     after: &TreePath,
     told: &HashSet<&[u8]>,
-    to: &Tree,
-    left_out: &mut LeftOut,
+    to: &StateTree,
+    left_out: &mut SkippedPaths,
 ) -> io::Result<()> {
     let mut open = vec![(before.0.clone(), after.0.clone())];
     while let Some((before, after)) = open.pop() {
@@ -156,7 +156,7 @@ fn moved_along(
 }
 
 /// Reads one side of a change; `None` if nothing is there that git supports.
-fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
+fn side(tree: &StateTree, path: &TreePath) -> SysResult<Option<Side>> {
     let there = match tree.open_path(path) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
         there => there?,

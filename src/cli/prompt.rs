@@ -8,7 +8,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::locate;
 use super::output::{Color, Out};
-use crate::engine::api::{Glance, Glanced, VerbResult};
+use crate::engine::api::{PromptQuery, PromptStatus, VerbResult};
 
 /// Limit of the wait for the daemon.
 const LIMIT: Duration = Duration::from_millis(200);
@@ -42,10 +42,10 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
     let dir = context.dir().map(ToOwned::to_owned);
     let (tell, told) = mpsc::channel();
     let ask = move || {
-        let glance = || -> VerbResult<Option<Glanced>> {
+        let glance = || -> VerbResult<Option<PromptStatus>> {
             let found = locate::served_at_once(&locate::start(dir.as_deref())?)?;
             found
-                .map(|mut served| served.client.ask(Glance))
+                .map(|mut served| served.client.ask(PromptQuery))
                 .transpose()
         };
         // The receiver may have timed out.
@@ -62,7 +62,7 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
         .answer(&glanced, |out| out.line(&shown(&glanced)))
 }
 
-fn shown(glanced: &Glanced) -> String {
+fn shown(glanced: &PromptStatus) -> String {
     let base = glanced.base.map_or("-".to_owned(), |base| base.to_string());
     let mark = if glanced.changed { "*" } else { "" };
     format!("{base}{mark}")

@@ -13,17 +13,17 @@ mod names {
     use super::super::config;
     use super::REMOTES_VARIABLE;
     use crate::engine::api::VerbResult;
-    use crate::remote::restic::names::Names;
+    use crate::remote::restic::names::RemoteConfigs;
 
     /// Returns the remotes of the user.
     ///
     /// # Errors
     /// `no-directory`, `bad-config`.
-    pub fn names() -> VerbResult<Names> {
+    pub fn names() -> VerbResult<RemoteConfigs> {
         if let Some(file) = std::env::var_os(REMOTES_VARIABLE) {
-            return Names::read(Path::new(&file));
+            return RemoteConfigs::read(Path::new(&file));
         }
         let file = config::user_file().map(|file| file.with_file_name("remotes.toml"));
-        Names::of_user(file)
+        RemoteConfigs::of_user(file)
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::holders::{Holder, Use};
+use super::holders::{MountUser, Use};
 
 /// Time limit of the search.
 const LOOK_MAX: Duration = Duration::from_millis(500);
@@ -18,7 +18,7 @@ const TOLD_MAX: usize = 8;
 /// Returns the processes that have one of these files of the tree at `root` open, as another inode
 /// than the current one: they read and write the earlier file. The result has one file of each
 /// process, and up to [`TOLD_MAX`] processes, as far as permissions and [`LOOK_MAX`] allow.
-pub fn holders(root: &Path, files: &HashSet<PathBuf>) -> Vec<Holder> {
+pub fn holders(root: &Path, files: &HashSet<PathBuf>) -> Vec<MountUser> {
     let began = Instant::now();
     let Ok(processes) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -37,7 +37,7 @@ pub fn holders(root: &Path, files: &HashSet<PathBuf>) -> Vec<Holder> {
         .collect()
 }
 
-fn replaced_file(pid: u32, root: &Path, dev: u64, files: &HashSet<PathBuf>) -> Option<Holder> {
+fn replaced_file(pid: u32, root: &Path, dev: u64, files: &HashSet<PathBuf>) -> Option<MountUser> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let found = fs::read_dir(process.join("fd"))
         .ok()?
@@ -63,7 +63,7 @@ fn replaced_file(pid: u32, root: &Path, dev: u64, files: &HashSet<PathBuf>) -> O
                 .then_some(path)
         })?;
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-    Some(Holder {
+    Some(MountUser {
         pid,
         name: name.trim_end().to_owned(),
         by: Use::Open(found),

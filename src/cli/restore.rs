@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
-    listed: changes::Listed,
+    listed: changes::ListAllArg,
     /// Revert only the changes of this process since ID (by default since the newest checkpoint): a
     /// process id, session:PID for its whole session, the path of a control group (/...), or a
     /// name. Paths that others also changed are left unchanged, and listed
@@ -132,9 +132,9 @@ pub fn told(restored: &Restored) -> Outcome {
 }
 
 fn only_by(
-    served: &mut locate::Served,
+    served: &mut locate::ServedTree,
     options: OnlyBy,
-    listed: changes::Listed,
+    listed: changes::ListAllArg,
     context: &mut Context,
 ) -> Outcome {
     let interrupt = Interrupt::gives_up(&served.client)?;
@@ -154,7 +154,7 @@ fn only_by(
     interrupt.end(&context.out)
 }
 
-pub fn print(restored: &Restored, listed: changes::Listed, context: &mut Context) -> Outcome {
+pub fn print(restored: &Restored, listed: changes::ListAllArg, context: &mut Context) -> Outcome {
     listed.print(&mut context.out, &restored.changes)?;
     warn(restored, &context.out);
     let summary = summary(restored);

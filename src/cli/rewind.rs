@@ -12,7 +12,7 @@ use super::changes;
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::interrupt::Interrupt;
-use super::locate::{self, Served};
+use super::locate::{self, ServedTree};
 use super::output::{Out, Role, can_ask, width};
 use super::{restore, time};
 use crate::engine::api::attribution::{OnlyBy, REWIND_PROCESS, RestoredOnly};
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
-    listed: changes::Listed,
+    listed: changes::ListAllArg,
     /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
@@ -140,7 +140,7 @@ fn no_prompt(installed: &[&str]) -> VerbError {
 
 /// Requests the rewind, or without `to_do` a dry run.
 fn ask(
-    served: &mut Served,
+    served: &mut ServedTree,
     prompt: &Prompt,
     who: Option<&str>,
     to_do: Option<(&Interrupt, &Out)>,

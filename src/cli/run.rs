@@ -18,9 +18,9 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, On, Outcome, error, hinted, io_error, plain};
+use super::error::{ErrorContext, Failure, Outcome, error, hinted, io_error, plain};
 use super::interrupt::run_to_end;
-use super::locate::Served;
+use super::locate::ServedTree;
 use super::output::Out;
 use super::progress::Spinner;
 use super::{changes, diff, locate, run_at, time};
@@ -94,7 +94,7 @@ enum Rollback {
 }
 
 /// Result of a command.
-pub struct Ended {
+pub struct CommandResult {
     status: Result<ExitStatus, io::Error>,
     /// Its duration.
     pub duration_us: u64,
@@ -190,7 +190,11 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
 }
 
 /// Restores the checkpoint and prints the result; returns the guard.
-fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Option<CheckpointId>> {
+fn roll_back(
+    served: &mut ServedTree,
+    id: CheckpointId,
+    out: &Out,
+) -> VerbResult<Option<CheckpointId>> {
     out.warn(&format!(
         "everything changed since checkpoint {id} is taken back, no matter who changed it"
     ));
@@ -274,7 +278,7 @@ pub fn execute(
     command: &[OsString],
     cwd: &Path,
     prepare: impl FnOnce(&mut Command),
-) -> VerbResult<Ended> {
+) -> VerbResult<CommandResult> {
     static RUNNING: OnceLock<Arc<AtomicI32>> = OnceLock::new();
     let running = match RUNNING.get() {
         Some(running) => running,
@@ -286,7 +290,7 @@ pub fn execute(
     };
     let started = Instant::now();
     let status = spawn_and_wait(command, cwd, prepare, running);
-    Ok(Ended {
+    Ok(CommandResult {
         status,
         duration_us: crate::engine::api::microseconds(started.elapsed()),
     })
@@ -306,7 +310,7 @@ fn spawn_and_wait(
     run_to_end(&mut command, running, 0, |before| -before)
 }
 
-impl Ended {
+impl CommandResult {
     /// Returns the exit status for the result.
     pub fn code(&self) -> u8 {
         let code = match &self.status {

@@ -10,20 +10,20 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use super::error::{On, hinted};
-use super::locate::Served;
-use super::past::Tree;
+use super::error::{ErrorContext, hinted};
+use super::locate::ServedTree;
+use super::past::StateTree;
 use super::tree_path::{beyond_links, normal};
 use super::unanswered;
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
 
 /// The work directory of an overlay, removed on drop.
-pub struct Past {
+pub struct OverlayWorkDir {
     work: Option<PathBuf>,
 }
 
-impl Drop for Past {
+impl Drop for OverlayWorkDir {
     fn drop(&mut self) {
         if let Some(work) = &self.work {
             // Files that stay there are useless, and harmless.
@@ -35,21 +35,21 @@ impl Drop for Past {
 /// Enters the tree of `checkpoint`, with the working directory. Changes go to `keep`, or are
 /// discarded.
 pub fn enter(
-    served: &mut Served,
+    served: &mut ServedTree,
     checkpoint: &CheckpointInfo,
     keep: Option<&Path>,
-) -> VerbResult<Past> {
+) -> VerbResult<OverlayWorkDir> {
     let mount = served.mount()?;
     let at = served.root.clone();
     let kept = keep
         .map(|keep| kept_dirs(keep, &[&mount, &at], &served.cwd))
         .transpose()?;
-    let past = Past {
+    let past = OverlayWorkDir {
         work: kept.as_ref().map(|(_, work)| work.clone()),
     };
     let user = own_mounts("cannot run a command in the past")?;
     // Opened in this namespace, because an overlay cannot use a mount of another one.
-    let lower = Tree::at(served, Some(checkpoint))?.into_root();
+    let lower = StateTree::at(served, Some(checkpoint))?.into_root();
     let was = sys::stat_fd(&lower).on(at.display())?;
     let cannot = |cause: Errno| no_overlay(&at, cause);
     let (upper, work) = match &kept {

@@ -31,7 +31,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(366 * 86_400);
 
 /// Options of a served tree.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Serving {
+pub struct ServeOptions {
     /// Who reads and writes files: the kernel itself (passthrough), or the daemon
     #[arg(long, value_enum, value_name = "WHO")]
     pub io: Option<Io>,
@@ -280,16 +280,16 @@ pub enum Seal {
     Hash,
 }
 
-impl Serving {
+impl ServeOptions {
     /// Returns the options that are set in the environment.
     ///
     /// # Errors
     /// `bad-value`.
-    pub fn of_environment() -> VerbResult<Serving> {
-        let command = Serving::augment_args(clap::Command::new("mount").no_binary_name(true));
+    pub fn of_environment() -> VerbResult<ServeOptions> {
+        let command = ServeOptions::augment_args(clap::Command::new("mount").no_binary_name(true));
         let found = command
             .try_get_matches_from(std::iter::empty::<OsString>())
-            .and_then(|found| Serving::from_arg_matches(&found));
+            .and_then(|found| ServeOptions::from_arg_matches(&found));
         found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "fix the variable"))
     }
 
@@ -384,7 +384,7 @@ impl Serving {
     }
 
     /// Adds the configuration for options that are not given.
-    pub fn or(self, settings: &Settings) -> VerbResult<Serving> {
+    pub fn or(self, settings: &Settings) -> VerbResult<ServeOptions> {
         fn word<T: ValueEnum>(settings: &Settings, name: &str) -> Option<T> {
             T::from_str(settings.text(name)?, false).ok()
         }
@@ -422,7 +422,7 @@ impl Serving {
                 _ => return Err(bad(format!("tripwire.count is more than {TRIPWIRE_MAX}"))),
             },
         };
-        Ok(Serving {
+        Ok(ServeOptions {
             io: self.io.or_else(|| word(settings, "mount.io")),
             others_io: self.others_io.or_else(|| word(settings, "mount.others-io")),
             writes: self.writes.or_else(|| word(settings, "mount.writes")),

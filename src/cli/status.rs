@@ -9,8 +9,8 @@ use super::by::{self, By};
 use super::changes;
 use super::context::Context;
 use super::error::Outcome;
-use super::holders::{self, Found, Holder, Tree};
-use super::locate::Served;
+use super::holders::{self, MountUser, MountUsers, VisibleTree};
+use super::locate::ServedTree;
 use super::tree_path::in_tree;
 use super::{detached, locate, mounts, nested, size, stats, time};
 use crate::engine::api::{
@@ -44,14 +44,14 @@ pub struct Args {
 
 /// Output of `--json`.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct StatusReport<'a> {
     #[serde(flatten)]
     status: &'a Status,
     /// Processes that use the directory below the mount.
-    below: &'a [Holder],
+    below: &'a [MountUser],
     /// Of a detached mount: the processes that the daemon still serves.
     #[serde(skip_serializing_if = "Option::is_none")]
-    waits_for: Option<&'a [Holder]>,
+    waits_for: Option<&'a [MountUser]>,
     /// Mountpoints in the tree, relative to its root; their content is in no checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mounted: Vec<TreePath>,
@@ -64,7 +64,7 @@ struct Shown<'a> {
 
 /// Returns the statistics of the daemon, with the size of the history, which is measured again if
 /// outdated.
-fn measured_stats(served: &mut Served) -> VerbResult<Stats> {
+fn measured_stats(served: &mut ServedTree) -> VerbResult<Stats> {
     let stats = served.client.ask(GetStats)?;
     let is_fresh = |measured: &MeasuredInfo| {
         let at: Option<jiff::Timestamp> = measured.at.parse().ok();
@@ -125,7 +125,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         None => below(&status),
     };
     if context.out.json {
-        return Ok(context.out.json(&Shown {
+        return Ok(context.out.json(&StatusReport {
             status: &status,
             below: &below,
             waits_for: waits_for.as_ref().map(|found| found.holders.as_slice()),
@@ -155,8 +155,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Returns the processes that use the directory below the mount. A mount over the directory itself
 /// is in the way of all processes that did not use the directory before.
-fn below(status: &Status) -> Vec<Holder> {
-    let Some(tree) = Tree::below(&status.backing) else {
+fn below(status: &Status) -> Vec<MountUser> {
+    let Some(tree) = VisibleTree::below(&status.backing) else {
         return Vec::new();
     };
     if !status.had_below && status.mount == status.backing && !tree.is_elsewhere() {
@@ -184,7 +184,7 @@ fn inside(status: &Status) -> Vec<PathBuf> {
 fn print(
     status: &Status,
     branches: &[BranchInfo],
-    waits_for: Option<&Found>,
+    waits_for: Option<&MountUsers>,
     context: &mut Context,
 ) -> Outcome<usize> {
     let out = &mut context.out;

@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use super::context::Context;
-use super::copies::{self, Begun};
+use super::copies::{self, ExportStream};
 use super::error::{Failure, Outcome, hinted, io_error};
-use super::locate::Served;
-use super::past::Tree;
+use super::locate::ServedTree;
+use super::past::StateTree;
 use super::progress::Bar;
 use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::engine::word::count as plural;
 use crate::sys::{self, Errno, Kind};
-use crate::transfer::held::{self, Content};
+use crate::transfer::held::{self, BufferedContent};
 use crate::transfer::tar::Stream;
 
 /// Size of the output buffer.
@@ -26,7 +26,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// Writes a checkpoint to stdout. `more`: options were given that a stream does not support.
 /// `without_dropped`: skips the content that a tier has dropped.
 pub fn run(
-    mut served: Served,
+    mut served: ServedTree,
     id: &str,
     more: bool,
     without_dropped: bool,
@@ -48,8 +48,8 @@ pub fn run(
     let checkpoint = served.client.ask(ShowCheckpoint {
         state: StateName(id.to_owned()),
     })?;
-    let view = Tree::at(&served, Some(&checkpoint))?;
-    let begun = Begun::whole(served.client, checkpoint.id, None)?;
+    let view = StateTree::at(&served, Some(&checkpoint))?;
+    let begun = ExportStream::whole(served.client, checkpoint.id, None)?;
     sys::widen_pipe(io::stdout());
     let bar = Bar::files(&context.out, "exporting");
     let mut told = Tar::new(io::stdout().lock(), view);
@@ -76,7 +76,7 @@ pub fn run(
 struct Tar<W: Write> {
     stream: Stream<W>,
     /// Source of large files.
-    view: Tree,
+    view: StateTree,
     /// Path in the stream of an inode with several names.
     first: HashMap<u64, Vec<u8>>,
     sockets: u64,
@@ -84,7 +84,7 @@ struct Tar<W: Write> {
 }
 
 impl<W: Write> Tar<BufWriter<W>> {
-    fn new(to: W, view: Tree) -> Tar<BufWriter<W>> {
+    fn new(to: W, view: StateTree) -> Tar<BufWriter<W>> {
         let stream = Stream::new(BufWriter::with_capacity(BUFFER_BYTES, to));
         Tar {
             stream,
@@ -106,7 +106,7 @@ impl<W: Write> Tar<W> {
     fn entry(
         &mut self,
         entry: &ExportEntry,
-        content: &Content<'_>,
+        content: &BufferedContent<'_>,
     ) -> Result<Option<Errno>, Failure> {
         if entry.kind == Kind::Socket {
             self.sockets += 1;
@@ -115,7 +115,7 @@ impl<W: Write> Tar<W> {
         let path = in_stream(&entry.path.0);
         let linked = self.first.get(&entry.inode).filter(|_| entry.is_linked());
         let large = match content {
-            Content::Large if linked.is_none() => match self.view.open_file(&entry.path) {
+            BufferedContent::Large if linked.is_none() => match self.view.open_file(&entry.path) {
                 Ok(opened) => Some(opened),
                 Err(errno) => return Ok(Some(errno)),
             },

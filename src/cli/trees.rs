@@ -11,14 +11,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use self::served::{Served, Stage, ending};
-use super::answering::{End, start_threads};
-use super::error::On;
-use super::holder::{Before, Link};
+use self::served::{EndStage, ServedBranch, ending};
+use super::answering::{EndReason, start_threads};
+use super::error::ErrorContext;
+use super::holder::{HolderConnection, InheritedTree};
 use super::{daemon, mounts};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::VerbResult;
-use crate::engine::branches::{BranchTree, Brancher, Ending, Host, beside};
+use crate::engine::branches::{BranchOps, BranchTree, Host, UnmountMode, beside};
 use crate::engine::request::{NOTE_CONNECTION, Service};
 use crate::engine::{Config, Engine};
 use crate::fuse::Session;
@@ -35,17 +35,20 @@ const RELEASE_PAUSE: Duration = Duration::from_micros(200);
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State that the holder keeps of all branches that this process serves.
-pub struct Holding {
+pub struct BranchHandover {
     /// Connection to the holder.
-    pub link: Arc<Link>,
+    pub link: Arc<HolderConnection>,
     /// State of an earlier worker, of branches that are not resumed yet.
-    left: Mutex<HashMap<StoreId, Before>>,
+    left: Mutex<HashMap<StoreId, InheritedTree>>,
 }
 
-impl Holding {
+impl BranchHandover {
     /// Returns a holding with the state of an earlier worker.
-    pub fn new(link: &Arc<Link>, left: HashMap<StoreId, Before>) -> Arc<Holding> {
-        Arc::new(Holding {
+    pub fn new(
+        link: &Arc<HolderConnection>,
+        left: HashMap<StoreId, InheritedTree>,
+    ) -> Arc<BranchHandover> {
+        Arc::new(BranchHandover {
             link: Arc::clone(link),
             left: Mutex::new(left),
         })
@@ -66,26 +69,26 @@ impl Holding {
 }
 
 /// The branches of one tree.
-pub struct Trees {
+pub struct BranchServer {
     /// Arguments of the tree itself, which apply to its branches.
     args: daemon::Args,
     parent: Weak<Engine>,
-    me: Weak<Trees>,
+    me: Weak<BranchServer>,
     /// `None`: no process takes over from this one.
-    holding: Option<Arc<Holding>>,
-    served: Mutex<HashMap<String, Arc<Served>>>,
+    holding: Option<Arc<BranchHandover>>,
+    served: Mutex<HashMap<String, Arc<ServedBranch>>>,
     /// Branches whose mounts are gone, while their engines close.
-    closing: Mutex<Vec<Arc<Served>>>,
+    closing: Mutex<Vec<Arc<ServedBranch>>>,
 }
 
-impl Trees {
+impl BranchServer {
     /// Lets `engine`, which is served with `args`, serve its branches.
     pub fn serve_branches_of(
         engine: &Arc<Engine>,
         args: &daemon::Args,
-        holding: Option<Arc<Holding>>,
-    ) -> Arc<Trees> {
-        let trees = Arc::new_cyclic(|me| Trees {
+        holding: Option<Arc<BranchHandover>>,
+    ) -> Arc<BranchServer> {
+        let trees = Arc::new_cyclic(|me| BranchServer {
             args: args.clone(),
             parent: Arc::downgrade(engine),
             me: Weak::clone(me),
@@ -105,7 +108,7 @@ impl Trees {
             let Some(next) = self.served.lock().values().next().map(Arc::clone) else {
                 return self.wait_closed();
             };
-            next.wait(Stage::Ended, END_TIMEOUT);
+            next.wait(EndStage::Ended, END_TIMEOUT);
         }
     }
 
@@ -127,7 +130,7 @@ impl Trees {
 
     /// Ends a branch for the reason `end`, in another thread. If its mount does not end in time, it
     /// is ended anyway.
-    fn hear_end(self: &Arc<Trees>, end: &End, served: &Arc<Served>) {
+    fn hear_end(self: &Arc<BranchServer>, end: &EndReason, served: &Arc<ServedBranch>) {
         let pause = served.pause_before(end);
         let (trees, leaving) = (Arc::clone(self), Arc::clone(served));
         if let Err(error) = tasks::once(pause, move || trees.see_out(&leaving)) {
@@ -137,7 +140,7 @@ impl Trees {
     }
 
     /// Ends a branch whose mount is gone, if that is not done yet.
-    fn see_out(&self, served: &Arc<Served>) {
+    fn see_out(&self, served: &Arc<ServedBranch>) {
         let Some((engine, answers)) = served.parts.lock().take() else {
             return;
         };
@@ -146,9 +149,9 @@ impl Trees {
         if left {
             self.closing.lock().push(Arc::clone(served));
             self.forget(name);
-            served.reach(Stage::Gone);
+            served.reach(EndStage::Gone);
         }
-        if let Err(error) = Brancher::new(&engine).end_all(Ending::Lazy) {
+        if let Err(error) = BranchOps::new(&engine).end_all(UnmountMode::Lazy) {
             tracing::warn!(branch = name, %error, "its own branches did not end");
         }
         engine.close();
@@ -172,21 +175,21 @@ impl Trees {
             std::thread::sleep(RELEASE_PAUSE);
         }
         tracing::info!(branch = name, "its mount has ended");
-        served.reach(Stage::Ended);
+        served.reach(EndStage::Ended);
         self.closing
             .lock()
             .retain(|closing| !Arc::ptr_eq(closing, served));
     }
 }
 
-impl Trees {
+impl BranchServer {
     /// Mounts a branch, or continues its mount. Returns the session, the control socket, and the
     /// number of its FUSE connection.
     fn begin(
         &self,
         args: &daemon::Args,
         engine: &Arc<Engine>,
-        left: Option<Before>,
+        left: Option<InheritedTree>,
     ) -> VerbResult<(Session, Option<UnixListener>, Option<u32>)> {
         let is_left = left.is_some();
         let (device, control) = left.map_or((None, None), |left| (Some(left.device), left.control));
@@ -217,7 +220,7 @@ impl Trees {
     fn serve_now(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
         let args = self.args_of(&engine.place().mount());
         let me = self.me.upgrade().ok_or_else(|| ending(name))?;
-        Trees::serve_branches_of(engine, &args, self.holding.clone());
+        BranchServer::serve_branches_of(engine, &args, self.holding.clone());
         let id = engine.branches().own_id();
         let left = id.zip(self.holding.as_ref());
         let left = left.and_then(|(id, holding)| holding.left.lock().remove(&id));
@@ -228,11 +231,11 @@ impl Trees {
         let (session, listener, minor) = self.begin(&args, engine, left)?;
         engine.set_caches(session.caches());
         if !fresh {
-            Brancher::new(engine).go_on();
+            BranchOps::new(engine).go_on();
         }
         let answers = Arc::default();
         let parts = (Arc::clone(engine), Arc::clone(&answers));
-        let served = Arc::new(Served::new(name, parts, minor));
+        let served = Arc::new(ServedBranch::new(name, parts, minor));
         let (leaving, hears) = (Arc::downgrade(&served), me);
         self.served
             .lock()
@@ -250,12 +253,12 @@ impl Trees {
         if fresh {
             engine.tell_below(false, true);
         } else if goes_on {
-            Brancher::new(engine).mount_all();
+            BranchOps::new(engine).mount_all();
         } else {
             for holder in daemon::watch_below(&args, engine) {
                 engine.warn(super::holders::passed_by(std::iter::once(&holder)));
             }
-            Brancher::new(engine).mount_all();
+            BranchOps::new(engine).mount_all();
         }
         Ok(())
     }
@@ -268,7 +271,7 @@ impl Trees {
     }
 }
 
-impl Host for Trees {
+impl Host for BranchServer {
     fn left(&self, id: StoreId) -> VerbResult<Option<OwnedFd>> {
         let Some(holding) = &self.holding else {
             return Ok(None);
@@ -316,7 +319,7 @@ impl Host for Trees {
     fn clear(&self, name: &str, path: &Path) -> VerbResult<()> {
         let closing = self.closing.lock().clone();
         for one in closing.iter().filter(|one| one.name == name) {
-            one.wait(Stage::Ended, END_TIMEOUT);
+            one.wait(EndStage::Ended, END_TIMEOUT);
         }
         let served = self.served.lock().get(name).map(Arc::clone);
         if let Some(served) = served
@@ -330,32 +333,32 @@ impl Host for Trees {
     fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
         let served = self.serve_now(name, engine, fresh);
         if served.is_err() {
-            let ended = Brancher::new(engine).end_all(Ending::Forced);
+            let ended = BranchOps::new(engine).end_all(UnmountMode::Forced);
             tracing::debug!(?ended, branch = name, "its own branches");
             self.let_go_of(engine);
         }
         served
     }
 
-    fn end(&self, name: &str, how: Ending) -> VerbResult<()> {
+    fn end(&self, name: &str, how: UnmountMode) -> VerbResult<()> {
         let Some(served) = self.served.lock().get(name).map(Arc::clone) else {
             return Ok(());
         };
-        if !served.unmount(how)? || served.wait(Stage::Ended, END_TIMEOUT) {
+        if !served.unmount(how)? || served.wait(EndStage::Ended, END_TIMEOUT) {
             Ok(())
         } else {
             Err(ending(name))
         }
     }
 
-    fn leave(&self, name: &str, how: Ending) -> VerbResult<()> {
+    fn leave(&self, name: &str, how: UnmountMode) -> VerbResult<()> {
         let Some(served) = self.served.lock().get(name).map(Arc::clone) else {
             return Ok(());
         };
         served.left.store(true, Ordering::SeqCst);
         let gone = served
             .unmount(how)
-            .map(|now| !now || served.wait(Stage::Gone, END_TIMEOUT));
+            .map(|now| !now || served.wait(EndStage::Gone, END_TIMEOUT));
         match gone {
             Ok(true) => Ok(()),
             gone => {
@@ -370,7 +373,7 @@ impl Host for Trees {
             let Some(next) = self.closing.lock().first().map(Arc::clone) else {
                 return;
             };
-            next.wait(Stage::Ended, END_TIMEOUT);
+            next.wait(EndStage::Ended, END_TIMEOUT);
         }
     }
 }

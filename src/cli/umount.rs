@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{On, Outcome, error, hinted};
-use super::holders::{self, Found, Tree, Use};
-use super::locate::Located;
+use super::error::{ErrorContext, Outcome, error, hinted};
+use super::holders::{self, MountUsers, Use, VisibleTree};
+use super::locate::TreeLocation;
 use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
-use super::unanswered::{self, Daemon, is_daemon};
+use super::unanswered::{self, ServingProcess, is_daemon};
 use super::{brief_use, detached, locate, mounts, nested};
-use crate::control::{Client, STORE_NAME, Store};
-use crate::engine::Keep;
+use crate::control::{Client, STORE_NAME, StoreDir};
+use crate::engine::SavePolicy;
 use crate::engine::api::{Code, GetStatus, Status, Unmount, VerbError, VerbResult, host_path};
 use crate::engine::word::{count, word};
 use crate::store::layout::branches::branches_of;
@@ -70,12 +70,12 @@ enum KeepWord {
     All,
 }
 
-impl From<KeepWord> for Keep {
-    fn from(word: KeepWord) -> Keep {
+impl From<KeepWord> for SavePolicy {
+    fn from(word: KeepWord) -> SavePolicy {
         match word {
-            KeepWord::Some => Keep::Some,
-            KeepWord::None => Keep::None,
-            KeepWord::All => Keep::All,
+            KeepWord::Some => SavePolicy::Some,
+            KeepWord::None => SavePolicy::None,
+            KeepWord::All => SavePolicy::All,
         }
     }
 }
@@ -99,7 +99,7 @@ struct Unmounted<'a> {
 
 /// Result of an unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Ended {
+enum UnmountResult {
     /// The daemon has ended.
     All,
     /// The daemon ends when the last open file is closed.
@@ -128,7 +128,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     check_on_top(&table, mount)?;
     if args.force
         && !unanswered::answers(&mount.at)
-        && let Some(daemon) = Daemon::of(mount)
+        && let Some(daemon) = ServingProcess::of(mount)
         && daemon.end(END_TIMEOUT)?
     {
         return tell_ended(&mount.at, context);
@@ -144,9 +144,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     // The daemon may save content that only the tree has, as `keep` specifies.
     let spinner = Spinner::start(&context.out, "unmounting");
     let warnings = RefCell::new(Vec::<String>::new());
-    let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| {
-        warnings.borrow_mut().push(warning.to_owned());
-    });
+    let ended = take_away(
+        mount,
+        args.lazy,
+        args.keep.map(SavePolicy::from),
+        &|warning| {
+            warnings.borrow_mut().push(warning.to_owned());
+        },
+    );
     spinner.stop();
     for warning in warnings.into_inner() {
         context.out.warn(&warning);
@@ -164,7 +169,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// Ends the daemon of the tree at `path` whose mount is not visible here: it is in another
 /// namespace, which lives as long as the daemon. `None`: no such daemon.
 fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outcome> {
-    let Ok(Located::Served(mut served)) = locate::locate(path.to_owned()) else {
+    let Ok(TreeLocation::Served(mut served)) = locate::locate(path.to_owned()) else {
         return None;
     };
     let status = served.client.ask(GetStatus).ok()?;
@@ -186,7 +191,7 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
         .ask(Unmount {
             lazy: args.lazy,
             leave: false,
-            keep: args.keep.map(Keep::from),
+            keep: args.keep.map(SavePolicy::from),
         })
         .map_err(|error| busy(&mount, error));
     let ended = unmounted.and_then(|()| wait(&mut served.client, &mount, args.lazy));
@@ -200,7 +205,7 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
 /// Ends a daemon, even if its mount is in use.
 fn end_now(client: &mut Client, status: &Status, context: &mut Context) -> Outcome {
     let pid = i32::try_from(status.daemon.pid).unwrap_or(0);
-    let tree = client.store().and_then(Store::tree);
+    let tree = client.store().and_then(StoreDir::tree);
     if !tree.is_some_and(|tree| is_daemon(status.daemon.pid, tree)) {
         return Err(hinted(
             Code::Busy,
@@ -236,20 +241,20 @@ fn tell_ended(at: &Path, context: &mut Context) -> Outcome {
 }
 
 /// Prints the result of an unmount.
-fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
+fn tell(mount: &MountPoint, ended: &UnmountResult, context: &mut Context) -> Outcome {
     let (not_kept, not_hashed) = match ended {
-        Ended::All => noted(mount),
+        UnmountResult::All => noted(mount),
         _ => (None, None),
     };
     if context.out.json {
-        let mounted_for = if let Ended::Elsewhere(pid, _) = ended {
+        let mounted_for = if let UnmountResult::Elsewhere(pid, _) = ended {
             Some(*pid)
         } else {
             None
         };
         return Ok(context.out.json(&Unmounted {
             unmounted: &mount.at,
-            daemon_ended: *ended == Ended::All,
+            daemon_ended: *ended == UnmountResult::All,
             not_kept,
             not_hashed,
             mounted_for,
@@ -257,9 +262,9 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     }
     let at = mount.at.display();
     context.out.talk(&match ended {
-        Ended::All => format!("{at} is unmounted"),
-        Ended::Lazily => format!("{at} is unmounted; the daemon exits when the last open file is closed"),
-        Ended::Elsewhere(pid, place) => {
+        UnmountResult::All => format!("{at} is unmounted"),
+        UnmountResult::Lazily => format!("{at} is unmounted; the daemon exits when the last open file is closed"),
+        UnmountResult::Elsewhere(pid, place) => {
             let place = place.display();
             format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon runs until that is unmounted too")
         }
@@ -377,15 +382,17 @@ pub fn unmount(at: &Path) -> VerbResult<()> {
 fn take_away(
     mount: &MountPoint,
     lazy: bool,
-    keep: Option<Keep>,
+    keep: Option<SavePolicy>,
     warn: &dyn Fn(&str),
-) -> VerbResult<Ended> {
+) -> VerbResult<UnmountResult> {
     let nested = (!lazy && mount.is_ours() && !mounts::is_dead(&mount.at))
         .then(|| nested::take_away(mount))
         .transpose()?;
     let ended = take_top(mount, lazy, keep, warn);
     if ended.is_err() {
-        nested.into_iter().for_each(nested::Taken::put_back);
+        nested
+            .into_iter()
+            .for_each(nested::DetachedMounts::put_back);
     }
     mounts::repair(&mount.at)?;
     ended
@@ -394,16 +401,20 @@ fn take_away(
 fn take_top(
     mount: &MountPoint,
     lazy: bool,
-    keep: Option<Keep>,
+    keep: Option<SavePolicy>,
     warn: &dyn Fn(&str),
-) -> VerbResult<Ended> {
+) -> VerbResult<UnmountResult> {
     let (at, (uid, _)) = (&mount.at, sys::ids());
     if let Some(owner) = mount.owner.filter(|owner| uid != 0 && *owner != uid) {
         return Err(not_theirs(mount, owner));
     }
     let unasked = || {
         mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
-        Ok(if lazy { Ended::Lazily } else { Ended::All })
+        Ok(if lazy {
+            UnmountResult::Lazily
+        } else {
+            UnmountResult::All
+        })
     };
     if !mount.is_ours() {
         // Its daemon belongs to another user: it receives no request, and is not waited for.
@@ -411,10 +422,10 @@ fn take_top(
     }
     if mounts::is_dead(at) {
         mounts::repair(at)?;
-        return repair_branches(directory(mount)).map(|()| Ended::All);
+        return repair_branches(directory(mount)).map(|()| UnmountResult::All);
     }
     let client = match locate::locate(at.clone()) {
-        Ok(Located::Served(served)) if served.root == *at => Some(served.client),
+        Ok(TreeLocation::Served(served)) if served.root == *at => Some(served.client),
         _ => None,
     };
     let Some(mut client) = client else {
@@ -513,21 +524,21 @@ fn not_theirs(mount: &MountPoint, owner: u32) -> VerbError {
     )
 }
 
-fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended> {
+fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<UnmountResult> {
     if lazy {
         return Ok(if client.wait_ended(LAZY_TIMEOUT) {
-            Ended::All
+            UnmountResult::All
         } else {
-            Ended::Lazily
+            UnmountResult::Lazily
         });
     }
     let began = Instant::now();
     while began.elapsed() < END_TIMEOUT {
         if client.wait_ended(LOOK_EVERY) {
-            return Ok(Ended::All);
+            return Ok(UnmountResult::All);
         }
         if let Some((pid, at)) = elsewhere(mount) {
-            return Ok(Ended::Elsewhere(pid, at));
+            return Ok(UnmountResult::Elsewhere(pid, at));
         }
     }
     let message = format!(
@@ -552,13 +563,13 @@ fn elsewhere(mount: &MountPoint) -> Option<(u32, PathBuf)> {
         .map(|(pid, other)| (pid, other.at))
 }
 
-fn users(mount: &MountPoint) -> Found {
-    Tree::on(mount).users(&[], holders::THOROUGH)
+fn users(mount: &MountPoint) -> MountUsers {
+    VisibleTree::on(mount).users(&[], holders::THOROUGH)
 }
 
 /// Reports whether only processes that wait for this program use the mount, and only as their
 /// working directory.
-fn only_ours(users: &Found) -> bool {
+fn only_ours(users: &MountUsers) -> bool {
     let ancestors = holders::ancestors();
     users.complete
         && !users.holders.is_empty()

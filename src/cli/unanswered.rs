@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::error::{On, hinted};
+use super::error::{ErrorContext, hinted};
 use super::mounts;
 use super::output::{Out, escape};
 use super::tree_path::normal;
@@ -37,7 +37,7 @@ static WATCH: Mutex<Option<(Sender<()>, JoinHandle<()>)>> = Mutex::new(None);
 
 /// The process that serves a mount.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct ServingProcess {
     pid: u32,
     is_stopped: bool,
     /// The mount is that of its tree, not of a branch.
@@ -64,21 +64,21 @@ fn has_connection(pid: u32, mount: &MountPoint) -> bool {
         .any(|info| info.lines().any(|of_fd| of_fd == line))
 }
 
-impl Daemon {
+impl ServingProcess {
     /// Returns the process that serves `mount`, as this user or root: the worker, if it has a
     /// holder.
-    pub fn of(mount: &MountPoint) -> Option<Daemon> {
+    pub fn of(mount: &MountPoint) -> Option<ServingProcess> {
         let found = fs::read_dir("/proc").ok()?.filter_map(|entry| {
             let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
             let user = sys::process_user(pid).ok()?;
-            sys::is_trusted(user).then(|| Daemon::at(pid, mount))?
+            sys::is_trusted(user).then(|| ServingProcess::at(pid, mount))?
         });
         found
             .max_by_key(|(is_worker, _)| *is_worker)
             .map(|(_, daemon)| daemon)
     }
 
-    fn at(pid: u32, mount: &MountPoint) -> Option<(bool, Daemon)> {
+    fn at(pid: u32, mount: &MountPoint) -> Option<(bool, ServingProcess)> {
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let mut arguments = line.split(|byte| *byte == 0);
         if arguments.nth(1) != Some(b"daemon") {
@@ -92,7 +92,7 @@ impl Daemon {
         let state = status
             .lines()
             .find_map(|line| line.strip_prefix("State:"))?;
-        let daemon = Daemon {
+        let daemon = ServingProcess {
             pid,
             is_stopped: state.trim_start().starts_with(['T', 't']),
             is_its_tree,
@@ -213,7 +213,7 @@ fn waits_for(verb: i32, dir: Option<&Path>) -> Option<String> {
         .filter_map(|path| around(&table, path))
         .collect();
     let told = |mount: &MountPoint| {
-        let daemon = Daemon::of(mount)?;
+        let daemon = ServingProcess::of(mount)?;
         let hangs = || waits_in_kernel(verb) && has_requests(mount);
         (daemon.is_stopped || hangs()).then(|| daemon.explained(mount))
     };

@@ -6,7 +6,7 @@ use super::branch::drop::tell_git;
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
-use super::locate::Served;
+use super::locate::ServedTree;
 use super::output::Out;
 use super::{changes, locate, ops};
 use crate::engine::api::attribution::UNDO_PROCESS;
@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
-    listed: changes::Listed,
+    listed: changes::ListAllArg,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -66,7 +66,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 pub fn walk_and_tell(
     options: UndoOptions,
     done: &str,
-    listed: changes::Listed,
+    listed: changes::ListAllArg,
     context: &mut Context,
 ) -> Outcome {
     if done == "undone" {
@@ -130,7 +130,7 @@ pub fn walk_and_tell(
 }
 
 /// Updates git after operations on branches.
-pub fn tell_git_of(served: &mut Served, undone: &Undone, out: &Out) {
+pub fn tell_git_of(served: &mut ServedTree, undone: &Undone, out: &Out) {
     let moved: BTreeSet<&str> = undone
         .steps
         .iter()

@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::error;
 use super::error::{Failure, Outcome};
-use super::locate::{self, Located};
+use super::locate::{self, TreeLocation};
 use super::progress::Bar;
 use super::{findings, fsck};
 use crate::engine::api::{StateName, VerbResult, Verified, VerifyOptions};
@@ -50,7 +50,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let bar = Bar::start(&context.out, what, args.deep);
     let mut unmounted = false;
     let found = match locate::locate(locate::start(context.dir())?)? {
-        Located::Served(mut served) => {
+        TreeLocation::Served(mut served) => {
             let mut options = VerifyOptions {
                 state,
                 deep: args.deep,
@@ -62,7 +62,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 Ok(part)
             })?
         }
-        Located::Store { root, .. } => {
+        TreeLocation::Store { root, .. } => {
             unmounted = true;
             let root =
                 sys::open_root(&root).map_err(|cause| error::io_error(root.display(), cause))?;

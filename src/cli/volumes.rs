@@ -8,8 +8,8 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::context::Context;
-use super::error::{On, Outcome, error, hinted};
-use super::lent::Lent;
+use super::error::{ErrorContext, Outcome, error, hinted};
+use super::lent::CliVerbRunner;
 use super::output::Role;
 use super::remotes::REMOTES_VARIABLE;
 use super::size;
@@ -17,7 +17,7 @@ use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::{count, word};
 use crate::volumes::options::{OPTIONS, OnRemove};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
-use crate::volumes::{Parent, Pool, name, protocol};
+use crate::volumes::{Pool, VolumeOrigin, name, protocol};
 
 /// Default directory of the pool.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
@@ -131,7 +131,11 @@ impl PoolArgs {
         }
         let absolute = |file: &PathBuf| std::path::absolute(file).on(file.display());
         let remotes = self.remotes.as_ref().map(absolute).transpose()?;
-        Pool::open(root, self.mounts.as_deref(), Arc::new(Lent { remotes }))
+        Pool::open(
+            root,
+            self.mounts.as_deref(),
+            Arc::new(CliVerbRunner { remotes }),
+        )
     }
 }
 
@@ -178,7 +182,7 @@ fn made(root: &Path) -> VerbResult<Pool> {
 
 /// Opens the pool, and creates it if missing.
 fn pool(root: &Path) -> VerbResult<Pool> {
-    Pool::open(root, None, Arc::new(Lent { remotes: None }))
+    Pool::open(root, None, Arc::new(CliVerbRunner { remotes: None }))
 }
 
 /// Serves container engines until a signal ends it.
@@ -206,7 +210,7 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
     let mut all = Vec::new();
     for record in pool.registry().list()? {
         let point = pool.registry().mountpoint(&record)?;
-        let parent = record.parent.as_ref().map(Parent::told);
+        let parent = record.parent.as_ref().map(VolumeOrigin::told);
         if out.json {
             let point = point
                 .as_ref()

@@ -11,8 +11,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
-use super::place::{Store, is_same};
-use super::protocol::{ANSWER_BYTES_MAX, Call, PROTOCOL, decode_answer, encode, receive_up_to};
+use super::place::{StoreDir, is_same};
+use super::protocol::{
+    ANSWER_BYTES_MAX, PROTOCOL, RequestFrame, decode_answer, encode, receive_up_to,
+};
 use crate::engine::api::{Cancel, Code, VerbError, VerbResult};
 use crate::engine::open_store::OpenStore;
 use crate::engine::verb::Verb;
@@ -24,7 +26,7 @@ use crate::sys::{self, host};
 pub struct Client {
     stream: BufReader<Socket>,
     /// The store, which also contains the socket of a successor if the daemon dies.
-    store: Option<Store>,
+    store: Option<StoreDir>,
 }
 
 /// The socket, with the descriptors received so far.
@@ -65,7 +67,7 @@ impl Client {
     ///
     /// Errors: `ConnectionRefused` or `NotFound` if no daemon runs; `PermissionDenied` if the
     /// caller may not connect, or the daemon runs as another user than the owner of the store.
-    pub fn of(store: &Store) -> io::Result<Client> {
+    pub fn of(store: &StoreDir) -> io::Result<Client> {
         Ok(Client {
             stream: Socket::reader(connect(store)?),
             store: Some(store.try_clone()?),
@@ -75,7 +77,7 @@ impl Client {
     /// As [`Client::of`], for a directory that the caller has verified to be a store of a trusted
     /// user, of any tree.
     pub fn connect(store: impl AsFd) -> io::Result<Client> {
-        Client::of(&Store::known(store)?)
+        Client::of(&StoreDir::known(store)?)
     }
 
     /// Opens another connection to the same daemon, or to its successor.
@@ -102,7 +104,7 @@ impl Client {
     }
 
     /// Returns the store.
-    pub fn store(&self) -> Option<&Store> {
+    pub fn store(&self) -> Option<&StoreDir> {
         self.store.as_ref()
     }
 
@@ -195,7 +197,7 @@ impl Client {
         verb: V,
     ) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         let tree = self.store.as_ref().and_then(|store| store.tree.clone());
-        let frame = encode(&Call {
+        let frame = encode(&RequestFrame {
             version: PROTOCOL,
             tree,
             request: verb.into(),
@@ -235,7 +237,7 @@ impl Canceller {
     /// # Errors
     /// The daemon has closed the connection.
     pub fn cancel(&self) -> io::Result<()> {
-        (&self.0).write_all(&encode(&Call {
+        (&self.0).write_all(&encode(&RequestFrame {
             version: PROTOCOL,
             tree: None,
             request: Cancel.into(),
@@ -245,7 +247,7 @@ impl Canceller {
 
 /// Connects to the socket in a store, and verifies that its owner listens there: the kernel reports
 /// the caller of listen(2).
-fn connect(store: &Store) -> io::Result<UnixStream> {
+fn connect(store: &StoreDir) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(host::path_in(store.dir.as_fd(), SOCKET_NAME)?)?;
     let (peer, _, _) = sys::peer_cred(&stream)?;
     if peer == store.owner {

@@ -7,8 +7,8 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use super::protocol::{Call, PROTOCOL, decode_answer, encode, receive_up_to};
-use crate::engine::Keep;
+use super::protocol::{PROTOCOL, RequestFrame, decode_answer, encode, receive_up_to};
+use crate::engine::SavePolicy;
 use crate::engine::api::*;
 use crate::engine::verbs::Request;
 use crate::sys::fuzz::{config, peak_of, spelled};
@@ -62,14 +62,14 @@ fn request() -> impl Strategy<Value = Request> {
         any::<(bool, bool)>().prop_map(|(lazy, leave)| Unmount {
             lazy,
             leave,
-            keep: lazy.then_some(Keep::All)
+            keep: lazy.then_some(SavePolicy::All)
         }
         .into()),
     ]
 }
 
 fn frame(request: &Request) -> Vec<u8> {
-    encode(&Call {
+    encode(&RequestFrame {
         version: PROTOCOL,
         tree: None,
         request: request.clone(),
@@ -78,7 +78,7 @@ fn frame(request: &Request) -> Vec<u8> {
 }
 
 fn decode(frame: &[u8]) -> Option<Request> {
-    let (request, peak) = peak_of(|| Call::decode(frame).ok().map(|call| call.request));
+    let (request, peak) = peak_of(|| RequestFrame::decode(frame).ok().map(|call| call.request));
     assert!(
         peak <= MEMORY + MEMORY_PER_BYTE * frame.len(),
         "{peak} bytes for {}",

@@ -11,7 +11,7 @@ use crate::engine::verb::Verb;
 use crate::engine::verbs::Request;
 
 /// The executor of verbs for one tree.
-pub enum History {
+pub enum VerbExecutor {
     /// The daemon that serves the tree.
     Daemon(Client),
     /// This process, with the store open, which excludes a daemon. The store is closed in order on
@@ -21,21 +21,21 @@ pub enum History {
     Store(Box<Offline>),
 }
 
-impl History {
+impl VerbExecutor {
     /// # Errors
     /// Those of the verb; `not-mounted`: it needs more than the store.
     pub fn ask<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<V::Answer> {
         match self {
-            History::Daemon(client) => client.ask(verb),
-            History::Here(engine, requester) => verb.run(engine, requester),
-            History::Store(store) => verb.read(store),
+            VerbExecutor::Daemon(client) => client.ask(verb),
+            VerbExecutor::Here(engine, requester) => verb.run(engine, requester),
+            VerbExecutor::Store(store) => verb.read(store),
         }
     }
 }
 
-impl Drop for History {
+impl Drop for VerbExecutor {
     fn drop(&mut self) {
-        if let History::Here(engine, _) = self {
+        if let VerbExecutor::Here(engine, _) = self {
             engine.close();
         }
     }

@@ -23,10 +23,10 @@ mod protocol;
 mod server;
 
 pub use client::Client;
-pub use history::History;
-pub use place::{Seen, Store, is_same, look};
+pub use history::VerbExecutor;
+pub use place::{StoreDir, StoreLookup, is_same, look};
 pub use protocol::{encode, receive_up_to};
-pub use server::{Answers, CONNECTIONS_MAX, serve};
+pub use server::{CONNECTIONS_MAX, ServerHandle, serve};
 
 /// Name of the socket in the store.
 pub const SOCKET_NAME: &str = "control.sock";

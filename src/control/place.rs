@@ -24,7 +24,7 @@ const OTHERS_WRITE: u32 = 0o022;
 
 /// A trusted store.
 #[derive(Debug)]
-pub struct Store {
+pub struct StoreDir {
     /// The directory (`O_PATH`).
     pub(super) dir: OwnedFd,
     /// Its owner, who must also own the peer of its socket.
@@ -36,22 +36,22 @@ pub struct Store {
 
 /// The result of examining a directory.
 #[derive(Debug)]
-pub enum Seen {
+pub enum StoreLookup {
     /// No store.
     Nothing,
     /// A store, or the mount that shows one.
-    Store(Store),
+    Store(StoreDir),
     /// The root of a ckptfs mount whose daemon has ended, or was just replaced by another.
     Gone,
     /// A store, or a mount, of this user, who is neither the caller nor root.
     Foreign(u32),
 }
 
-impl Seen {
-    fn store(self) -> Option<Store> {
+impl StoreLookup {
+    fn store(self) -> Option<StoreDir> {
         match self {
-            Seen::Store(store) => Some(store),
-            Seen::Nothing | Seen::Gone | Seen::Foreign(_) => None,
+            StoreLookup::Store(store) => Some(store),
+            StoreLookup::Nothing | StoreLookup::Gone | StoreLookup::Foreign(_) => None,
         }
     }
 }
@@ -60,7 +60,7 @@ impl Seen {
 ///
 /// # Errors
 /// EACCES: the caller lacks permission. Those of open(2), statx(2), and of reading the mount table.
-pub fn look(dir: &Path) -> SysResult<Seen> {
+pub fn look(dir: &Path) -> SysResult<StoreLookup> {
     for _ in 1..TRIES_MAX {
         match look_once(dir) {
             // A mount was detached, or a store removed, between two calls.
@@ -71,20 +71,20 @@ pub fn look(dir: &Path) -> SysResult<Seen> {
     look_once(dir)
 }
 
-fn look_once(dir: &Path) -> SysResult<Seen> {
+fn look_once(dir: &Path) -> SysResult<StoreLookup> {
     // Most directories have no such entry, and need no further calls.
     match host::look_at(&dir.join(STORE_NAME)) {
         Ok(()) => {}
         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => {
-            return Ok(Seen::Nothing);
+            return Ok(StoreLookup::Nothing);
         }
-        Err(Errno::ENOTCONN) => return Ok(Seen::Gone),
+        Err(Errno::ENOTCONN) => return Ok(StoreLookup::Gone),
         Err(errno) => return Err(errno),
     }
     let root = host::open_dir_itself(dir)?;
     let (mount, is_root) = sys::mount_of(&root)?;
     match mount.owner {
-        Some(owner) if mount.is_foreign() => Ok(Seen::Foreign(owner)),
+        Some(owner) if mount.is_foreign() => Ok(StoreLookup::Foreign(owner)),
         Some(owner)
             if is_root && mount.is_ours() && mount.root == Path::new("/") && mount.at == dir =>
         {
@@ -96,15 +96,15 @@ fn look_once(dir: &Path) -> SysResult<Seen> {
 
 /// Examines the store of a plain directory, without reading the mount table: the caller has checked
 /// the mount.
-fn plain(root: &OwnedFd, dir: &Path) -> SysResult<Seen> {
+fn plain(root: &OwnedFd, dir: &Path) -> SysResult<StoreLookup> {
     let store = sys::open_path_at(root, STORE_NAME.as_bytes())?;
     let stat = sys::stat_fd(&store)?;
     // A leftover from copying a mount: a link to an unrelated descriptor.
     if stat.kind != Kind::Dir {
-        return Ok(Seen::Nothing);
+        return Ok(StoreLookup::Nothing);
     }
     if sys::is_trusted(stat.uid) && stat.mode & OTHERS_WRITE == 0 {
-        return Ok(Seen::Store(Store {
+        return Ok(StoreLookup::Store(StoreDir {
             dir: store,
             owner: stat.uid,
             tree: Some(sys::mount_source(dir)),
@@ -113,25 +113,25 @@ fn plain(root: &OwnedFd, dir: &Path) -> SysResult<Seen> {
     }
     // Any user may have a directory of this name; only a store has a format file.
     match sys::stat_at(&store, b"format") {
-        Err(Errno::ENOENT) => Ok(Seen::Nothing),
-        _ => Ok(Seen::Foreign(stat.uid)),
+        Err(Errno::ENOENT) => Ok(StoreLookup::Nothing),
+        _ => Ok(StoreLookup::Foreign(stat.uid)),
     }
 }
 
 /// Examines the store that a ckptfs mount shows.
-fn shown(root: &OwnedFd, mount: MountPoint, owner: u32) -> SysResult<Seen> {
+fn shown(root: &OwnedFd, mount: MountPoint, owner: u32) -> SysResult<StoreLookup> {
     match host::open_dir_in(root, STORE_NAME) {
         // A link to a process that has ended.
-        Err(Errno::ENOENT | Errno::ENOTCONN | Errno::ECONNABORTED) => Ok(Seen::Gone),
+        Err(Errno::ENOENT | Errno::ENOTCONN | Errno::ECONNABORTED) => Ok(StoreLookup::Gone),
         Err(errno) => Err(errno),
         Ok(dir) => match sys::stat_fd(&dir)?.uid {
-            uid if uid == owner => Ok(Seen::Store(Store {
+            uid if uid == owner => Ok(StoreLookup::Store(StoreDir {
                 dir,
                 owner,
                 tree: Some(mount.source),
                 mounted: true,
             })),
-            uid => Ok(Seen::Foreign(uid)),
+            uid => Ok(StoreLookup::Foreign(uid)),
         },
     }
 }
@@ -145,28 +145,28 @@ pub fn is_same(one: impl AsFd, other: impl AsFd) -> SysResult<bool> {
     Ok(one.kind == Kind::Dir && (one.dev, one.ino, one.kind) == (other.dev, other.ino, other.kind))
 }
 
-impl Store {
+impl StoreDir {
     /// Returns the store of a directory, if it is trusted.
     ///
     /// # Errors
     /// As [`look`].
-    pub fn of(dir: &Path) -> SysResult<Option<Store>> {
-        look(dir).map(Seen::store)
+    pub fn of(dir: &Path) -> SysResult<Option<StoreDir>> {
+        look(dir).map(StoreLookup::store)
     }
 
-    /// As [`Store::of`], for a directory open at `root` that was found at `dir`, ignoring later
+    /// As [`StoreDir::of`], for a directory open at `root` that was found at `dir`, ignoring later
     /// mounts over it.
     ///
     /// # Errors
     /// Those of openat(2) and fstat(2). ENOENT: it has no store.
-    pub fn below(root: &OwnedFd, dir: &Path) -> SysResult<Option<Store>> {
-        plain(root, dir).map(Seen::store)
+    pub fn below(root: &OwnedFd, dir: &Path) -> SysResult<Option<StoreDir>> {
+        plain(root, dir).map(StoreLookup::store)
     }
 
     /// Trusts a directory that the caller has verified to be a store.
-    pub(super) fn known(dir: impl AsFd) -> std::io::Result<Store> {
+    pub(super) fn known(dir: impl AsFd) -> std::io::Result<StoreDir> {
         let dir = dir.as_fd().try_clone_to_owned()?;
-        Ok(Store {
+        Ok(StoreDir {
             owner: sys::stat_fd(&dir)?.uid,
             dir,
             tree: None,
@@ -224,8 +224,8 @@ impl Store {
         is_same(sys::open_beneath(&self.dir, path, OpenKind::Path)?, dir)
     }
 
-    pub(super) fn try_clone(&self) -> std::io::Result<Store> {
-        Ok(Store {
+    pub(super) fn try_clone(&self) -> std::io::Result<StoreDir> {
+        Ok(StoreDir {
             dir: self.dir.try_clone()?,
             tree: self.tree.clone(),
             ..*self

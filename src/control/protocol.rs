@@ -32,7 +32,7 @@ enum Outcome<T> {
 
 /// The frame of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct RequestFrame {
     /// The client's [`PROTOCOL`].
     pub version: u32,
     /// The tree, as the source of its mount; a daemon that serves another tree rejects the request.
@@ -44,7 +44,7 @@ pub struct Call {
 
 /// The frame of an answer.
 #[derive(Serialize, Deserialize)]
-struct Reply<T> {
+struct AnswerFrame<T> {
     /// The daemon's [`PROTOCOL`].
     version: u32,
     result: Outcome<T>,
@@ -56,10 +56,10 @@ struct AnyVersion {
     version: u32,
 }
 
-impl Call {
+impl RequestFrame {
     /// Decodes a request, or returns the error for a client of another version or an invalid frame.
-    pub fn decode(frame: &[u8]) -> Result<Call, VerbError> {
-        match serde_json::from_slice::<Call>(frame) {
+    pub fn decode(frame: &[u8]) -> Result<RequestFrame, VerbError> {
+        match serde_json::from_slice::<RequestFrame>(frame) {
             Ok(call) if call.version == PROTOCOL => Ok(call),
             Ok(call) => Err(version_mismatch(PROTOCOL, call.version)),
             Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
@@ -89,13 +89,13 @@ impl Call {
 
 /// Decodes an answer, or returns the error for a daemon of another version.
 pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
-    match serde_json::from_slice::<Reply<T>>(frame) {
+    match serde_json::from_slice::<AnswerFrame<T>>(frame) {
         // An error is passed on: a daemon of another version reports the mismatch in it.
-        Ok(Reply {
+        Ok(AnswerFrame {
             result: Outcome::Error(error),
             ..
         }) => Err(error),
-        Ok(Reply {
+        Ok(AnswerFrame {
             version: PROTOCOL,
             result: Outcome::Ok(answer),
         }) => Ok(answer),
@@ -109,7 +109,7 @@ pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
     }
 }
 
-/// Writes the frame of an answer: the JSON of [`Reply`], without building a long answer in memory.
+/// Writes the frame of an answer: the JSON of [`AnswerFrame`], without building a long answer in memory.
 pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
     write!(out, "{{\"version\":{PROTOCOL},\"result\":{{\"ok\":")?;
     answer.write(&mut out)?;
@@ -119,7 +119,7 @@ pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
 
 /// Encodes the frame of an error.
 pub fn encode_error(error: VerbError) -> io::Result<Vec<u8>> {
-    encode(&Reply::<()> {
+    encode(&AnswerFrame::<()> {
         version: PROTOCOL,
         result: Outcome::Error(error),
     })

@@ -22,11 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
+use super::protocol::{FRAME_BYTES_MAX, RequestFrame, encode_error, receive_up_to, write_answer};
 use crate::engine::api::{Code, Unmount, VerbError, VerbResult};
 use crate::engine::requester::Requester;
 use crate::engine::verb::Answer;
-use crate::engine::verbs::{Answerer, Request};
+use crate::engine::verbs::{Request, RequestHandler};
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
@@ -66,16 +66,16 @@ const CANCEL_BYTES_MAX: usize = 64;
 /// Size of the buffer for answers in bytes.
 const ANSWER_BUFFER_BYTES: usize = 64 << 10;
 
-/// Polling interval of [`Answers`].
+/// Polling interval of [`ServerHandle`].
 const ANSWER_PAUSE: Duration = Duration::from_micros(200);
 
 /// Pause after accept(2) failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-struct Server {
+struct ControlServer {
     listener: UnixListener,
-    answerer: Arc<dyn Answerer>,
-    /// See [`Call`].
+    answerer: Arc<dyn RequestHandler>,
+    /// See [`RequestFrame`].
     tree: String,
     leave: Box<dyn Fn() + Send + Sync>,
     /// Threads in accept(2), or about to enter it.
@@ -104,9 +104,9 @@ struct Connection {
 }
 
 /// A handle to wait for pending answers and to end the server.
-pub struct Answers(Arc<Server>);
+pub struct ServerHandle(Arc<ControlServer>);
 
-impl Answers {
+impl ServerHandle {
     /// Waits up to `limit` until every received request is answered. A daemon that exits before
     /// loses the answer to the `unmount` that ended it.
     pub fn wait_given(&self, limit: Duration) {
@@ -128,19 +128,19 @@ impl Answers {
     }
 }
 
-/// Serves `answerer` on `listener` from new threads until [`Answers::end`], and returns at once.
+/// Serves `answerer` on `listener` from new threads until [`ServerHandle::end`], and returns at once.
 /// `leave` is called after the answer to an `unmount` that ends the daemon although the mount is in
 /// use. `tree` is the source of the mount. `idle` threads, at least 1, stay waiting for
 /// connections.
 pub fn serve(
     listener: UnixListener,
-    answerer: Arc<dyn Answerer>,
+    answerer: Arc<dyn RequestHandler>,
     tree: String,
     idle: usize,
     leave: impl Fn() + Send + Sync + 'static,
-) -> io::Result<Answers> {
+) -> io::Result<ServerHandle> {
     let none = || AtomicUsize::new(0);
-    let server = Server {
+    let server = ControlServer {
         listener,
         answerer,
         tree,
@@ -158,11 +158,11 @@ pub fn serve(
     for _ in 0..idle {
         server.start_thread()?;
     }
-    Ok(Answers(server))
+    Ok(ServerHandle(server))
 }
 
-impl Server {
-    fn start_thread(self: &Arc<Server>) -> io::Result<()> {
+impl ControlServer {
+    fn start_thread(self: &Arc<ControlServer>) -> io::Result<()> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.threads.fetch_add(1, Ordering::SeqCst);
         let server = Arc::clone(self);
@@ -180,7 +180,7 @@ impl Server {
     }
 
     /// Accepts and serves connections, in sequence. The caller has counted this thread as waiting.
-    fn accept(self: &Arc<Server>) {
+    fn accept(self: &Arc<ControlServer>) {
         host::raise_priority();
         loop {
             let accepted = self.listener.accept();
@@ -277,7 +277,7 @@ impl Server {
     }
 
     fn requests(&self, number: u64, stream: &UnixStream, requester: &Requester) -> io::Result<()> {
-        let mut reader = BufReader::new(InTime {
+        let mut reader = BufReader::new(DeadlineReader {
             stream,
             until: Cell::new(None),
         });
@@ -289,7 +289,7 @@ impl Server {
                 Err(error) => return refuse(stream, error),
             }
             self.unanswered.fetch_add(1, Ordering::SeqCst);
-            let request = Call::decode(&frame).and_then(|call| call.meant_for(&self.tree));
+            let request = RequestFrame::decode(&frame).and_then(|call| call.meant_for(&self.tree));
             // Releases the buffer of a long message.
             frame = Vec::new();
             let unmount = if let Ok(Request::Unmount(unmount)) = request {
@@ -316,7 +316,7 @@ impl Server {
     fn next(
         &self,
         number: u64,
-        reader: &mut BufReader<InTime<'_>>,
+        reader: &mut BufReader<DeadlineReader<'_>>,
         frame: &mut Vec<u8>,
     ) -> io::Result<bool> {
         if reader.fill_buf()?.is_empty() {
@@ -340,7 +340,11 @@ impl Server {
     }
 
     /// Reads the rest of a long message.
-    fn rest(&self, reader: &mut BufReader<InTime<'_>>, frame: &mut Vec<u8>) -> io::Result<bool> {
+    fn rest(
+        &self,
+        reader: &mut BufReader<DeadlineReader<'_>>,
+        frame: &mut Vec<u8>,
+    ) -> io::Result<bool> {
         let others = self.long.fetch_add(1, Ordering::SeqCst);
         let begin = std::mem::take(frame);
         let received = if others < LONG_MAX {
@@ -383,8 +387,8 @@ fn is_given_up(stream: &UnixStream) -> bool {
         .next()
         .unwrap_or_default();
     matches!(
-        Call::decode(line),
-        Ok(Call {
+        RequestFrame::decode(line),
+        Ok(RequestFrame {
             request: Request::Cancel(_),
             ..
         })
@@ -455,12 +459,12 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
 }
 
 /// Reads from a connection, up to a deadline if set.
-struct InTime<'a> {
+struct DeadlineReader<'a> {
     stream: &'a UnixStream,
     until: Cell<Option<Instant>>,
 }
 
-impl Read for InTime<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(until) = self.until.get() {
             let left = until
@@ -491,7 +495,7 @@ fn reply(
             return stream.write_all(&encode_error(error)?);
         }
     };
-    let mut out = BufWriter::with_capacity(ANSWER_BUFFER_BYTES, WithFiles { stream, files });
+    let mut out = BufWriter::with_capacity(ANSWER_BUFFER_BYTES, DescriptorWriter { stream, files });
     let written = write_answer(&mut out, answer);
     // Drops the buffer without another attempt to write to a client that does not read.
     let _ = out.into_parts();
@@ -499,12 +503,12 @@ fn reply(
 }
 
 /// Writes to a connection, passing descriptors with the first bytes.
-struct WithFiles<'a> {
+struct DescriptorWriter<'a> {
     stream: &'a UnixStream,
     files: &'a [Arc<File>],
 }
 
-impl Write for WithFiles<'_> {
+impl Write for DescriptorWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let files: Vec<BorrowedFd<'_>> = std::mem::take(&mut self.files)
             .iter()

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use super::protocol::{PROTOCOL, decode_answer};
 use super::*;
-use crate::engine::Keep;
+use crate::engine::SavePolicy;
 use crate::engine::api::attribution::{
     ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath,
 };
 use crate::engine::api::*;
 use crate::engine::requester::Requester;
 use crate::engine::verb::Answer;
-use crate::engine::verbs::{Answerer, Request};
+use crate::engine::verbs::{Request, RequestHandler};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
@@ -153,7 +153,7 @@ fn event() -> AuditEvent {
     }
 }
 
-impl Answerer for Fake {
+impl RequestHandler for Fake {
     fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
         let some = 1..=self.changes as u64;
         Ok(match request {
@@ -340,7 +340,7 @@ fn every_verb_arrives_and_its_answer_comes_back() {
 fn a_daemon_is_found_by_its_directory_and_one_of_another_tree_does_nothing() {
     let served = served(0);
     let connected = |dir: &std::path::Path| {
-        Client::of(&Store::of(dir).expect("look").expect("a store")).expect("connect")
+        Client::of(&StoreDir::of(dir).expect("look").expect("a store")).expect("connect")
     };
     let mut client = connected(served.dir.path());
     assert!(client.ask(ListCheckpoints).expect("log").is_empty());
@@ -378,22 +378,28 @@ fn a_store_that_others_can_write_and_a_link_to_one_are_not_believed() {
     for wrong in [0o777, 0o770, 0o702] {
         mode(wrong);
         assert!(
-            matches!(look(served.dir.path()).expect("look"), Seen::Foreign(_)),
+            matches!(
+                look(served.dir.path()).expect("look"),
+                StoreLookup::Foreign(_)
+            ),
             "{wrong:o}"
         );
     }
     mode(0o755);
     assert!(matches!(
         look(served.dir.path()).expect("look"),
-        Seen::Store(_)
+        StoreLookup::Store(_)
     ));
     let other = tempfile::tempdir().expect("directory");
     symlink(&store, other.path().join(STORE_NAME)).expect("symlink");
-    assert!(matches!(look(other.path()).expect("look"), Seen::Nothing));
+    assert!(matches!(
+        look(other.path()).expect("look"),
+        StoreLookup::Nothing
+    ));
     symlink("nowhere", other.path().join("sub")).expect("symlink");
     assert!(matches!(
         look(&other.path().join("sub")).expect("look"),
-        Seen::Nothing
+        StoreLookup::Nothing
     ));
 }
 
@@ -430,7 +436,7 @@ fn leave_is_called_after_the_answer_and_only_if_asked() {
         .ask(Unmount {
             lazy: true,
             leave: true,
-            keep: Some(Keep::None),
+            keep: Some(SavePolicy::None),
         })
         .expect("unmount");
     client
@@ -520,7 +526,7 @@ fn the_requests_that_the_documentation_shows_are_understood() {
         shown.len() >= 2
             && shown
                 .iter()
-                .all(|line| super::protocol::Call::decode(line.as_bytes()).is_ok()),
+                .all(|line| super::protocol::RequestFrame::decode(line.as_bytes()).is_ok()),
         "{shown:?}"
     );
     for without in ["status", "stats", "log", "audit", "cancel"] {
@@ -528,7 +534,7 @@ fn the_requests_that_the_documentation_shows_are_understood() {
         let call = format!("{{\"version\":{PROTOCOL},\"request\":{request}}}");
         assert!(
             page.contains(&format!("`{request}`"))
-                && super::protocol::Call::decode(call.as_bytes()).is_ok(),
+                && super::protocol::RequestFrame::decode(call.as_bytes()).is_ok(),
             "{request}"
         );
     }

@@ -26,11 +26,11 @@ use super::proto::{
 use super::serve::{Driver, Service};
 use super::snapshots::no_snapshot;
 use super::status::{invalid, required};
-use super::wanted::{self, Range};
+use super::wanted::{self, SizeRange};
 use crate::engine::api::{self, VerbResult};
 use crate::sys::{self, host};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
-use crate::volumes::{Claim, Pool, Record};
+use crate::volumes::{Claim, Pool, VolumeRecord};
 
 /// Declared capabilities.
 const CAPABILITIES: [Rpc; 9] = [
@@ -52,7 +52,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const CLONE: &str = "clone";
 
 /// The source of a volume.
-struct Begins {
+struct CloneSource {
     /// Its CSI id.
     id: String,
     /// Its name in the pool or the remote.
@@ -70,7 +70,7 @@ impl Driver {
         if !request.mutable_parameters.is_empty() {
             return Err(invalid("mutable parameters are not supported"));
         }
-        let range = Range::of(request.capacity_range.as_ref())?;
+        let range = SizeRange::of(request.capacity_range.as_ref())?;
         let parameters = wanted::parameters(&request.parameters)?;
         wanted::accessible(request.accessibility_requirements.as_ref(), &self.node)?;
         let source = request
@@ -105,12 +105,12 @@ impl Driver {
     }
 
     /// Resolves the source of a new volume.
-    fn source(&self, source: &VolumeContentSource) -> Result<Begins, Status> {
-        let bytes = |record: &Record| record.claim.as_ref().map_or(0, |claim| claim.bytes);
+    fn source(&self, source: &VolumeContentSource) -> Result<CloneSource, Status> {
+        let bytes = |record: &VolumeRecord| record.claim.as_ref().map_or(0, |claim| claim.bytes);
         match &source.r#type {
             Some(Source::Volume(VolumeSource { volume_id })) => {
                 let record = self.volume(required("volume_id of the source", volume_id)?)?;
-                Ok(Begins {
+                Ok(CloneSource {
                     id: volume_id.clone(),
                     from: volume_id.clone(),
                     remote: None,
@@ -128,7 +128,7 @@ impl Driver {
                 }
                 let id = id.to_owned();
                 if let Some((volume, kept)) = self.find_here(&id)? {
-                    return Ok(Begins {
+                    return Ok(CloneSource {
                         from: format!("{volume}@{}", kept.checkpoint),
                         remote: None,
                         bytes: kept.bytes,
@@ -137,7 +137,7 @@ impl Driver {
                 }
                 let (number, sent) = names::sent(&id).ok_or_else(|| no_snapshot(&id))?;
                 // The fetch determines whether it exists, and its size.
-                Ok(Begins {
+                Ok(CloneSource {
                     from: format!("{}@{number}", sent.store),
                     remote: Some(sent.remote),
                     bytes: 0,
@@ -148,7 +148,7 @@ impl Driver {
         }
     }
 
-    fn told(&self, record: &Record) -> Volume {
+    fn told(&self, record: &VolumeRecord) -> Volume {
         let claim = record.claim.clone().unwrap_or_default();
         let sized = || {
             record
@@ -241,7 +241,7 @@ impl Driver {
         })
     }
 
-    pub(super) fn records(&self) -> Result<Vec<Record>, Status> {
+    pub(super) fn records(&self) -> Result<Vec<VolumeRecord>, Status> {
         self.pool.registry().list().map_err(Status::from)
     }
 
@@ -310,11 +310,11 @@ fn claim_one(
     pool: &Pool,
     options: BTreeMap<String, String>,
     claim: Claim,
-    range: Range,
-) -> VerbResult<Record> {
+    range: SizeRange,
+) -> VerbResult<VolumeRecord> {
     let name = claim.name.clone();
     let wanted = claim.clone();
-    let same = |there: &Record| {
+    let same = |there: &VolumeRecord| {
         let Some(known) = &there.claim else {
             return false;
         };

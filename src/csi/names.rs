@@ -1,6 +1,6 @@
 //! Mapping of names: an orchestrator's may have any characters, the pool's may not.
 
-use crate::volumes::{SNAPSHOT_TAG, Sent, name};
+use crate::volumes::{RemoteDestination, SNAPSHOT_TAG, name};
 
 /// Maximum length of an orchestrator's name in bytes (the specification's limit for strings).
 pub const NAME_BYTES_MAX: usize = 128;
@@ -90,16 +90,16 @@ pub fn snapshot_id(volume: &str, checkpoint: u64, on: &str) -> String {
 }
 
 /// Returns the id of a snapshot that is, or will be, in a remote. It is valid on every node.
-pub fn sent_id(volume: &str, checkpoint: u64, sent: &Sent) -> String {
+pub fn sent_id(volume: &str, checkpoint: u64, sent: &RemoteDestination) -> String {
     format!("{volume}@{checkpoint}@{SENT}{}/{}", sent.remote, sent.store)
 }
 
 /// Returns checkpoint number, remote and store if the id is that of a snapshot in a remote. The
 /// remote is not queried.
-pub fn sent(id: &str) -> Option<(u64, Sent)> {
+pub fn sent(id: &str) -> Option<(u64, RemoteDestination)> {
     let parsed = parse_snapshot_id(id)?;
     let (remote, store) = parsed.sent?;
-    let sent = Sent {
+    let sent = RemoteDestination {
         remote: remote.to_owned(),
         store: store.to_owned(),
         whole: false,
@@ -205,7 +205,7 @@ mod tests {
                 "{node}"
             );
         }
-        let there = Sent {
+        let there = RemoteDestination {
             remote: "home-2".into(),
             store: "b644".into(),
             whole: false,

@@ -21,12 +21,12 @@ use super::proto::{
 };
 use super::serve::{Driver, Service};
 use super::status::{invalid, required};
-use super::wanted::{self, Range};
+use super::wanted::{self, SizeRange};
 use crate::engine::api;
 use crate::engine::api::VerbError;
 use crate::sys::{self, FsInfo, host};
-use crate::volumes::bind::{self, There};
-use crate::volumes::{Place, Record};
+use crate::volumes::bind::{self, BindState};
+use crate::volumes::{VolumePlace, VolumeRecord};
 
 /// Declared capabilities.
 const CAPABILITIES: [Rpc; 4] = [
@@ -38,7 +38,7 @@ const CAPABILITIES: [Rpc; 4] = [
 
 impl Driver {
     /// Returns a volume that is not deleted.
-    pub fn volume(&self, id: &str) -> Result<Record, Status> {
+    pub fn volume(&self, id: &str) -> Result<VolumeRecord, Status> {
         let record = self
             .pool
             .registry()
@@ -57,7 +57,7 @@ impl Driver {
         }
     }
 
-    pub fn place_of(&self, record: &Record) -> Result<Place, Status> {
+    pub fn place_of(&self, record: &VolumeRecord) -> Result<VolumePlace, Status> {
         self.pool.registry().place(record).map_err(Status::from)
     }
 
@@ -121,7 +121,7 @@ impl Driver {
         // One at a time for each volume, so that an exclusive publication sees all others.
         let done = self.pool.registry().alone(&format!("publish {id}"), || {
             let (staging, target) = (bind::real(&staging)?, bind::real(&target)?);
-            if !matches!(bind::there(&place, &staging)?, There::Volume { .. }) {
+            if !matches!(bind::there(&place, &staging)?, BindState::Volume { .. }) {
                 return Err(refused(
                     api::Code::NotStaged,
                     format!("volume {id} is not staged at {}", staging.display()),
@@ -192,13 +192,13 @@ impl Driver {
         let none = || Status::not_found(format!("volume {id} is not at {at}"));
         let at = bind::real(Path::new(at)).map_err(|_| none())?;
         match bind::there(&place, &at)? {
-            There::Volume { .. } => {}
-            There::Dead => {
+            BindState::Volume { .. } => {}
+            BindState::Dead => {
                 return Err(Status::internal(format!(
                     "nothing is serving volume {id} any more"
                 )));
             }
-            There::Nothing | There::Other => return Err(none()),
+            BindState::Nothing | BindState::Other => return Err(none()),
         }
         host::open_dir_path(&at)
             .and_then(sys::statfs_fd)
@@ -211,7 +211,7 @@ impl Driver {
     ) -> Result<NodeExpandVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let at = required("volume_path", &request.volume_path)?;
-        let range = Range::of(request.capacity_range.as_ref())?;
+        let range = SizeRange::of(request.capacity_range.as_ref())?;
         self.seen_at(id, at)?;
         let bytes = self.pool.expand(id, range.required)?;
         if range.limit != 0 && bytes > range.limit {

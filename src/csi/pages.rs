@@ -4,13 +4,13 @@
 use tonic::Status;
 
 /// A position in a list: creation time, and id.
-pub type Key = (i64, String);
+pub type PageKey = (i64, String);
 
-fn token_of((at, id): &Key) -> String {
+fn token_of((at, id): &PageKey) -> String {
     format!("{at}:{id}")
 }
 
-fn key_of(token: &str) -> Result<Key, Status> {
+fn key_of(token: &str) -> Result<PageKey, Status> {
     let bad = || Status::aborted("starting_token was not issued by this driver");
     let (at, id) = token.split_once(':').ok_or_else(bad)?;
     let at: i64 = at.parse().map_err(|_| bad())?;
@@ -24,7 +24,7 @@ fn key_of(token: &str) -> Result<Key, Status> {
 
 /// Returns a page of `all`, and the token of the next one, which is empty at the end.
 pub fn page<T>(
-    mut all: Vec<(Key, T)>,
+    mut all: Vec<(PageKey, T)>,
     entries_max: i32,
     token: &str,
 ) -> Result<(Vec<T>, String), Status> {
@@ -59,7 +59,7 @@ pub fn page<T>(
 mod tests {
     use super::*;
 
-    fn list(ids: &[(i64, &str)]) -> Vec<(Key, String)> {
+    fn list(ids: &[(i64, &str)]) -> Vec<(PageKey, String)> {
         ids.iter()
             .map(|(at, id)| ((*at, (*id).to_owned()), (*id).to_owned()))
             .collect()

@@ -18,7 +18,7 @@ use crate::engine::api::{VerbError, VerbResult};
 use crate::volumes::Pool;
 use crate::volumes::http::CONNECTIONS_MAX;
 use crate::volumes::serve::drive;
-use crate::volumes::timed::{Connections, Timed, Turn};
+use crate::volumes::timed::{ConnectionProgress, Connections, Timed};
 
 /// Maximum number of concurrent calls; others wait.
 const CALLS_MAX: usize = 64;
@@ -53,7 +53,10 @@ impl Service {
         request: Request<Q>,
         work: impl FnOnce(&Driver, &Q) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let _answering = request.extensions().get::<Turn>().map(Turn::answering);
+        let _answering = request
+            .extensions()
+            .get::<ConnectionProgress>()
+            .map(ConnectionProgress::answering);
         let (driver, request) = (Arc::clone(&self.0), request.into_inner());
         let done = tokio::task::spawn_blocking(move || work(&driver, &request)).await;
         let done = done.unwrap_or_else(|_| {
@@ -78,9 +81,9 @@ impl Service {
 
 /// Makes the state of the connection available to calls.
 impl Connected for Timed<UnixStream> {
-    type ConnectInfo = Turn;
+    type ConnectInfo = ConnectionProgress;
 
-    fn connect_info(&self) -> Turn {
+    fn connect_info(&self) -> ConnectionProgress {
         self.turn().clone()
     }
 }

@@ -6,7 +6,7 @@ use tonic::Status;
 
 use super::names::{self, SnapshotId};
 use super::node::signed;
-use super::pages::{Key, page};
+use super::pages::{PageKey, page};
 use super::proto::{
     CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
     GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse, Snapshot,
@@ -16,7 +16,7 @@ use super::serve::Driver;
 use super::status::{invalid, required};
 use super::wanted;
 use crate::engine::api;
-use crate::volumes::{Sent, Snapshot as Kept};
+use crate::volumes::{RemoteDestination, Snapshot as Kept};
 
 /// Parameter of a snapshot class: the remote to which snapshots are pushed.
 const REMOTE: &str = "remote";
@@ -115,7 +115,7 @@ impl Driver {
                 created: found.created,
                 bytes: 0,
                 deleted: false,
-                sent: Some(Sent {
+                sent: Some(RemoteDestination {
                     whole: true,
                     ..sent
                 }),
@@ -210,7 +210,7 @@ impl Driver {
                 .filter(|(volume, _)| of_volume(volume))
                 .collect()
         };
-        let all: Vec<(Key, Snapshot)> = known
+        let all: Vec<(PageKey, Snapshot)> = known
             .iter()
             .map(|(volume, kept)| {
                 // A snapshot requested by id is returned with that id.

@@ -32,7 +32,7 @@ const FLAGS: [&str; 10] = [
 
 /// How a volume is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct PublishOptions {
     /// Without write access.
     pub read_only: bool,
     /// At one path only.
@@ -55,7 +55,7 @@ pub fn named(text: &str) -> Result<&str, Status> {
 }
 
 /// Parses a capability.
-pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
+pub fn shown(capability: Option<&VolumeCapability>) -> Result<PublishOptions, Status> {
     let capability = capability.ok_or_else(|| invalid("volume_capability is missing"))?;
     let mount = match &capability.access_type {
         Some(AccessType::Mount(mount)) => mount,
@@ -90,7 +90,7 @@ pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
         )));
     }
     let read_only = read_only || flags.iter().any(|flag| flag == "ro");
-    Ok(Shown {
+    Ok(PublishOptions {
         read_only,
         alone: mode == Some(Mode::SingleNodeSingleWriter),
         flags: flags
@@ -112,23 +112,23 @@ pub fn all_shown(capabilities: &[VolumeCapability]) -> Result<(), Status> {
 
 /// The requested range of sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Range {
+pub struct SizeRange {
     /// Minimum.
     pub required: u64,
     /// Maximum; 0: unlimited.
     pub limit: u64,
 }
 
-impl Range {
+impl SizeRange {
     /// Parses a range.
-    pub fn of(range: Option<&CapacityRange>) -> Result<Range, Status> {
+    pub fn of(range: Option<&CapacityRange>) -> Result<SizeRange, Status> {
         let Some(range) = range else {
-            return Ok(Range::default());
+            return Ok(SizeRange::default());
         };
         let number = |value: i64| {
             u64::try_from(value).map_err(|_| invalid("capacity_range has a negative number"))
         };
-        let range = Range {
+        let range = SizeRange {
             required: number(range.required_bytes)?,
             limit: number(range.limit_bytes)?,
         };
@@ -173,7 +173,7 @@ pub fn parameters(given: &HashMap<String, String>) -> Result<BTreeMap<String, St
 /// size in bytes.
 pub fn options(
     parameters: &BTreeMap<String, String>,
-    range: Range,
+    range: SizeRange,
     source: Option<(&str, u64)>,
 ) -> Result<(u64, BTreeMap<String, String>), Status> {
     let mut options = parameters.clone();
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_size_is_enforced_where_the_class_says_so() {
-        let range = Range {
+        let range = SizeRange {
             required: 1 << 30,
             limit: 2 << 30,
         };
@@ -292,7 +292,7 @@ mod tests {
                 .code(),
             tonic::Code::OutOfRange
         );
-        let small = Range {
+        let small = SizeRange {
             required: 1,
             limit: 2,
         };
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(
             options(
                 &class(&[]),
-                Range {
+                SizeRange {
                     required: 1,
                     limit: 0
                 },

@@ -17,15 +17,15 @@ use std::sync::Arc;
 use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
 use super::checkpoint::Checkpoints;
-use super::compare::States;
-use super::serving::Serving;
-use crate::history::state::State;
-use crate::history::timeline::Aftermath;
-use crate::live::{Keep, Live};
+use super::compare::StateComparer;
+use super::serving::ServingEnv;
+use crate::history::state::TreeState;
+use crate::history::timeline::RecoveryState;
+use crate::live::{Live, SavePolicy};
 use crate::store::Store;
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger};
+use crate::store::record::{AbsenceEpoch, Checkpoint, Comparing, Reason, Record, Trigger};
 use crate::sys;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
@@ -37,22 +37,22 @@ const UNSEEN: &str =
     "the filesystem is full: some changes made while nothing was mounted are not shown";
 
 /// Detects and records offline changes.
-pub(super) struct Absences {
+pub(super) struct OfflineChanges {
     pub(super) live: Arc<Live>,
-    serving: Arc<Serving>,
-    states: Arc<States>,
+    serving: Arc<ServingEnv>,
+    states: Arc<StateComparer>,
     checkpoints: Arc<Checkpoints>,
     /// This worker took over from a dead one: there was no absence.
     took_over: bool,
     /// Changes found by this mount.
     absence: Mutex<Option<AbsenceInfo>>,
     /// Requested at runtime: the content to preserve at unmount.
-    pub(super) keep: Mutex<Option<Keep>>,
+    pub(super) keep: Mutex<Option<SavePolicy>>,
 }
 
-impl Absences {
-    pub(super) fn new(checkpoints: Arc<Checkpoints>, took_over: bool) -> Absences {
-        Absences {
+impl OfflineChanges {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>, took_over: bool) -> OfflineChanges {
+        OfflineChanges {
             live: Arc::clone(&checkpoints.live),
             serving: Arc::clone(&checkpoints.serving),
             states: Arc::clone(&checkpoints.states),
@@ -70,10 +70,10 @@ impl Absences {
         (known(absence.before) && known(absence.after)).then_some(absence)
     }
 
-    pub(super) fn keeps_content(&self) -> Keep {
+    pub(super) fn keeps_content(&self) -> SavePolicy {
         let asked = *self.keep.lock();
         asked
-            .or_else(|| Keep::named(self.serving.settings().text("umount.keep")?))
+            .or_else(|| SavePolicy::named(self.serving.settings().text("umount.keep")?))
             .unwrap_or_default()
     }
 
@@ -86,7 +86,7 @@ impl Absences {
     /// later change is made through this mount.
     pub(super) fn begin_service(
         &self,
-        aftermath: &Aftermath,
+        aftermath: &RecoveryState,
         comparing: Option<Comparing>,
     ) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
@@ -134,7 +134,7 @@ impl Absences {
 
     /// Returns the baseline to compare with: that of the last daemon, provided that the journal
     /// contains nothing newer except an interrupted comparison with it.
-    pub(super) fn comparison(&self, aftermath: &Aftermath) -> Option<(Baseline, Comparing)> {
+    pub(super) fn comparison(&self, aftermath: &RecoveryState) -> Option<(Baseline, Comparing)> {
         let (timeline, store) = (self.timeline(), self.timeline().store());
         if self.took_over {
             return None;
@@ -143,13 +143,13 @@ impl Absences {
             baseline: store.journal.position(),
             left_ns: aftermath.stopped_ns.unwrap_or(0),
             apart: if !self.serving.config.auto.absence || aftermath.stopped_ns.is_none() {
-                Apart::No
+                AbsenceEpoch::No
             } else if timeline.epochs.is_unchanged()
                 && timeline.catalogue.has_checkpoint(self.newest_made())
             {
-                Apart::Closed
+                AbsenceEpoch::Closed
             } else {
-                Apart::Unclosed
+                AbsenceEpoch::Unclosed
             },
         });
         // After a power cut the tree may be older than its baseline.
@@ -167,7 +167,7 @@ impl Absences {
         timeline
             .baseline
             .trust_baseline(baseline.changes.len(), baseline.gone());
-        if self.keeps_content() != Keep::None {
+        if self.keeps_content() != SavePolicy::None {
             self.live.idle.clone_ahead();
         }
         Some((baseline, comparing))
@@ -182,12 +182,12 @@ impl Absences {
         held: bool,
         watch: impl Fn() -> SysResult<()>,
     ) -> SysResult<()> {
-        let mut unclosed = comparing.apart == Apart::Unclosed;
+        let mut unclosed = comparing.apart == AbsenceEpoch::Unclosed;
         let mut begin = || {
             if unclosed {
                 // A mount that resumes after a kill starts behind this checkpoint.
                 let goes_on = Record::Comparing(Some(Comparing {
-                    apart: Apart::Closed,
+                    apart: AbsenceEpoch::Closed,
                     ..comparing
                 }));
                 self.close_left(comparing.left_ns, held, Some(goes_on))?;
@@ -211,8 +211,9 @@ impl Absences {
         if is_told {
             self.timeline().absences.tell_absence(comparing.left_ns);
         }
-        let apart =
-            comparing.apart != Apart::No && !unclosed && !self.timeline().epochs.is_unchanged();
+        let apart = comparing.apart != AbsenceEpoch::No
+            && !unclosed
+            && !self.timeline().epochs.is_unchanged();
         let closed = if apart {
             self.close_absence()
         } else {
@@ -257,7 +258,7 @@ impl Absences {
     /// only, until the next change through the mount stores that ctime in its record. A key with a
     /// record in the open epoch gets no second one, so the epoch is closed if such an inode was
     /// changed.
-    pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
+    pub(super) fn keep_untold(&self, aftermath: &RecoveryState, held: bool) {
         // The end of a killed daemon is unknown.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else {
             return;
@@ -283,7 +284,7 @@ impl Absences {
     /// differ, as after a file was created and deleted.
     fn close_absence(&self) -> SysResult<bool> {
         let before = self.newest_made();
-        let (from, to) = (State::At(before), State::Live);
+        let (from, to) = (TreeState::At(before), TreeState::Live);
         let changes = self.states.compare(from, to, b"")?;
         let is_of_dir =
             |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;

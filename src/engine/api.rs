@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Kept, Reason};
+use crate::store::record::{Actor, CheckpointState, Reason};
 
 pub use self::status::{
     AbsenceInfo, DaemonInfo, MeasuredInfo, OriginInfo, PushInfo, SealerInfo, Stats, Status,
@@ -19,8 +19,8 @@ pub use super::branches::verbs::{
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
-pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
-pub use super::glance::{Glance, Glanced};
+pub use super::gc::{GcKept, GcOptions, GcReason, GcRemoved, GcReport, GcTier};
+pub use super::glance::{PromptQuery, PromptStatus};
 pub use super::merge::{
     ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
     MergeVersion, MergeVersions, Merged, UpdateBranch,
@@ -250,7 +250,7 @@ pub struct DroppedInfo {
 
 impl CheckpointInfo {
     /// Converts a checkpoint of the journal.
-    pub fn new(checkpoint: &Kept) -> CheckpointInfo {
+    pub fn new(checkpoint: &CheckpointState) -> CheckpointInfo {
         let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.state_ns()))
             .map(|time| time.to_string())
             .unwrap_or_default();

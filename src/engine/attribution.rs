@@ -6,7 +6,7 @@ mod choice;
 use std::collections::{BTreeMap, HashSet};
 
 use self::choice::choose;
-pub(super) use self::choice::{Selection, Selector};
+pub(super) use self::choice::{Selection, WriterSelector};
 use super::Engine;
 use super::api::attribution::{
     ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, REWIND_PROCESS, SharedPath,
@@ -14,14 +14,14 @@ use super::api::attribution::{
 };
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Checkpoints;
-use super::checkpoint::Opened;
-use super::compare::States;
+use super::checkpoint::CutFiles;
+use super::compare::StateComparer;
 use super::compare::change;
 use super::error;
-use crate::history::diff::{Comparison, Difference, Differs};
-use crate::history::state::State;
+use crate::history::diff::{Comparison, Difference, PathDiff};
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
-use crate::history::writers::{Set, Writer, Writers};
+use crate::history::writers::{Writer, WriterSet, Writers};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Process, Record};
 use crate::sys::{self, Errno, SysResult};
@@ -30,17 +30,17 @@ use crate::sys::{self, Errno, SysResult};
 const COMPARE_TRIES: u32 = 3;
 
 /// The differences from an older state to a newer one, with their writers.
-pub(super) struct Told {
+pub(super) struct AttributedDiff {
     /// Renames paired, as printed; sorted by path, with the trails.
-    pub(super) paired: Vec<(Differs, Set)>,
-    pub(super) unpaired: Vec<(Differs, Set)>,
+    pub(super) paired: Vec<(PathDiff, WriterSet)>,
+    pub(super) unpaired: Vec<(PathDiff, WriterSet)>,
     pub(super) writers: Writers,
 }
 
-impl Told {
+impl AttributedDiff {
     /// Attributes a path that was put back to its writers before its removal.
     fn look_past_rewinds(&mut self) {
-        let Told {
+        let AttributedDiff {
             paired,
             unpaired,
             writers,
@@ -69,7 +69,11 @@ pub(super) fn process_info(process: &Process) -> ProcessInfo {
 }
 
 /// Returns the selected writers, with the descendants of a selected process.
-fn meant(told: &Told, options: &OnlyBy, selector: &Selector) -> VerbResult<HashSet<usize>> {
+fn meant(
+    told: &AttributedDiff,
+    options: &OnlyBy,
+    selector: &WriterSelector,
+) -> VerbResult<HashSet<usize>> {
     let mut meant: HashSet<usize> = told
         .writers
         .processes
@@ -81,14 +85,14 @@ fn meant(told: &Told, options: &OnlyBy, selector: &Selector) -> VerbResult<HashS
     if meant.is_empty() {
         return Err(nobody(&options.who, told));
     }
-    if let Selector::Pid(pid) = selector
+    if let WriterSelector::Pid(pid) = selector
         && meant.len() > 1
     {
         return Err(several(*pid, told, &meant));
     }
     if matches!(
         selector,
-        Selector::Pid(_) | Selector::Started(..) | Selector::Several(_)
+        WriterSelector::Pid(_) | WriterSelector::Started(..) | WriterSelector::Several(_)
     ) {
         told.writers.add_children(&mut meant);
     }
@@ -102,20 +106,20 @@ fn meant(told: &Told, options: &OnlyBy, selector: &Selector) -> VerbResult<HashS
     Ok(meant)
 }
 
-impl States {
+impl StateComparer {
     /// Returns the differences between two states and their writers. `times`: a different mtime
     /// counts as a difference.
     pub(super) fn told(
         &self,
         older: CheckpointId,
-        newer: State,
+        newer: TreeState,
         touched: &Touched,
         times: bool,
-    ) -> SysResult<Told> {
+    ) -> SysResult<AttributedDiff> {
         let upto = newer.checkpoint();
         let writers = self.timeline().writers(older, upto)?;
         let comparison = Comparison {
-            from: self.view(State::At(older)),
+            from: self.view(TreeState::At(older)),
             to: self.view(newer),
             touched,
             times,
@@ -127,7 +131,7 @@ impl States {
                 other => break other?,
             }
         };
-        let by = |differs: Differs| {
+        let by = |differs: PathDiff| {
             let set = writers.of(differs.old.as_ref(), differs.new.as_ref());
             (differs, set)
         };
@@ -137,7 +141,7 @@ impl States {
             .map(by)
             .collect();
         let unpaired = unpaired.into_iter().map(by).collect();
-        Ok(Told {
+        Ok(AttributedDiff {
             paired,
             unpaired,
             writers,
@@ -150,10 +154,10 @@ impl States {
         target: CheckpointId,
         touched: &Touched,
         options: &OnlyBy,
-    ) -> SysResult<Told> {
+    ) -> SysResult<AttributedDiff> {
         // A path that was put back has the mtime of that moment.
         let times = !options.past_rewinds;
-        let mut told = self.told(target, State::Live, touched, times)?;
+        let mut told = self.told(target, TreeState::Live, touched, times)?;
         if options.past_rewinds {
             told.look_past_rewinds();
         }
@@ -167,7 +171,7 @@ impl States {
         target: CheckpointId,
         touched: &Touched,
         options: &OnlyBy,
-        selector: &Selector,
+        selector: &WriterSelector,
     ) -> VerbResult<Selection> {
         let failed = error::failed("the restore failed");
         let told = self.told_for(target, touched, options).map_err(failed)?;
@@ -217,12 +221,12 @@ impl States {
         touched: &Touched,
         names: &[Vec<u8>],
     ) -> SysResult<Selection> {
-        let told = self.told(target, State::Live, touched, true)?;
+        let told = self.told(target, TreeState::Live, touched, true)?;
         let names: HashSet<&[u8]> = names.iter().map(Vec::as_slice).collect();
         let chosen = choose(&told.unpaired, |differs, _| {
             names.contains(differs.path.as_slice())
         });
-        let is_chosen = |differs: &Differs| {
+        let is_chosen = |differs: &PathDiff| {
             let from = if let Difference::Renamed(from) = &differs.how {
                 Some(from)
             } else {
@@ -250,14 +254,14 @@ impl Engine {
         let failed = error::not_compared;
         let from = match from {
             Some(from) => self.states.state(from)?,
-            None => State::At(self.timeline().base().ok_or_else(error::no_checkpoint)?),
+            None => TreeState::At(self.timeline().base().ok_or_else(error::no_checkpoint)?),
         };
-        let to = to.map_or(Ok(State::Live), |to| self.states.state(to))?;
+        let to = to.map_or(Ok(TreeState::Live), |to| self.states.state(to))?;
         let (older, newer, backwards) = crate::history::diff::ordered(from, to);
-        let State::At(older) = older else {
+        let TreeState::At(older) = older else {
             return Ok(ByProcess::default());
         };
-        if newer == State::Live {
+        if newer == TreeState::Live {
             self.checkpoints.settle();
         }
         let upto = newer.checkpoint();
@@ -275,7 +279,7 @@ impl Engine {
                 .into_iter()
                 .map(|(differs, set)| (change(differs, backwards), set)),
         );
-        if newer == State::Live {
+        if newer == TreeState::Live {
             // Offline changes have no known writer.
             let known: HashSet<TreePath> = listed
                 .changes
@@ -309,8 +313,8 @@ impl Checkpoints {
 
     /// Records the files that were open for writing at a cut. They are determined after the thaw,
     /// outside the freeze.
-    pub(super) fn tell_open(&self, id: CheckpointId, opened: Opened) {
-        let Opened { open, more, .. } = opened;
+    pub(super) fn tell_open(&self, id: CheckpointId, opened: CutFiles) {
+        let CutFiles { open, more, .. } = opened;
         if open.is_empty() && more == 0 {
             return;
         }
@@ -342,8 +346,8 @@ pub(super) fn open_at_cut(open: Vec<(Vec<u8>, Process)>, more: u64) -> OpenAtCut
     OpenAtCut { files, more }
 }
 
-fn nobody(who: &str, told: &Told) -> VerbError {
-    let writers: Set = told
+fn nobody(who: &str, told: &AttributedDiff) -> VerbError {
+    let writers: WriterSet = told
         .unpaired
         .iter()
         .flat_map(|(_, set)| set.iter().copied())
@@ -358,7 +362,7 @@ fn nobody(who: &str, told: &Told) -> VerbError {
     error::unknown_process(who, &known)
 }
 
-fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
+fn several(pid: u32, told: &AttributedDiff, meant: &HashSet<usize>) -> VerbError {
     let mut known: Vec<String> = meant
         .iter()
         .filter_map(|at| told.writers.processes.get(*at))
@@ -397,7 +401,7 @@ fn label(writers: &Writers, writer: Writer) -> String {
 }
 
 /// Returns the changes and the processes that made any of them.
-fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> ByProcess {
+fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, WriterSet)>) -> ByProcess {
     let mut found = ByProcess::default();
     let mut place: BTreeMap<usize, usize> = BTreeMap::new();
     for (change, set) in changes {

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::api::{CheckpointOptions, Code};
 use super::checkpoint::Checkpoints;
-use super::compare::States;
+use super::compare::StateComparer;
 use super::config::AutoConfig;
 use super::control::Snapdir;
-use super::quiesce::Stir;
-use super::serving::Serving;
-use super::tripwire::Decision;
+use super::quiesce::ActivityStamp;
+use super::serving::ServingEnv;
+use super::tripwire::MarkDecision;
 use super::tripwire::Tripwire;
 use super::worker::Worker;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason, Trigger};
@@ -32,8 +32,8 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 /// Observations of the tree.
 #[derive(Default)]
-struct Seen {
-    stir: Stir,
+struct QuietState {
+    stir: ActivityStamp,
     /// Start of the current `stir`.
     since: Option<Instant>,
     /// A checkpoint exists of this state.
@@ -74,12 +74,12 @@ pub(super) fn daemon() -> Actor {
 /// Makes automatic checkpoints.
 pub(super) struct Automatic {
     pub(super) live: Arc<Live>,
-    serving: Arc<Serving>,
-    states: Arc<States>,
+    serving: Arc<ServingEnv>,
+    states: Arc<StateComparer>,
     snapdir: Arc<Snapdir>,
     pub(super) checkpoints: Arc<Checkpoints>,
     pub(super) worker: Arc<Worker>,
-    seen: Mutex<Seen>,
+    seen: Mutex<QuietState>,
     pub(super) tripwire: Option<Tripwire>,
 }
 
@@ -114,7 +114,7 @@ impl Automatic {
         let Some(tripwire) = &self.tripwire else {
             return ASLEEP;
         };
-        let Decision { take_back, next } = tripwire.decide(Instant::now());
+        let MarkDecision { take_back, next } = tripwire.decide(Instant::now());
         for id in take_back {
             self.take_back_mark(id);
         }
@@ -213,7 +213,10 @@ impl Automatic {
         }
         if let Some(last) = self.timeline().catalogue.last() {
             self.checkpoints.settle();
-            match self.states.compare_all(State::At(last), State::Live) {
+            match self
+                .states
+                .compare_all(TreeState::At(last), TreeState::Live)
+            {
                 Ok(changes) if changes.is_empty() => return true,
                 Ok(_) => {}
                 Err(errno) => {

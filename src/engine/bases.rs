@@ -17,10 +17,10 @@ use crate::store::layout::merges::MergeInto;
 
 /// The held checkpoints, each with its holder.
 #[derive(Debug, Default)]
-pub(super) struct Bases(BTreeMap<CheckpointId, Holder>);
+pub(super) struct HeldBases(BTreeMap<CheckpointId, BaseHolder>);
 
 #[derive(Debug)]
-enum Holder {
+enum BaseHolder {
     /// A branch based on it or updated to it.
     Branch(String),
     /// A dropped branch, which can be restored.
@@ -29,14 +29,14 @@ enum Holder {
     Own,
 }
 
-impl Bases {
+impl HeldBases {
     /// Reads the registry, including branches in the trash, which can be restored.
     ///
     /// # Errors
     /// The registry cannot be read or parsed: no checkpoint can be considered free.
-    pub(super) fn of(live: &Live) -> VerbResult<Bases> {
+    pub(super) fn of(live: &Live) -> VerbResult<HeldBases> {
         let registry = live.timeline().store().layout.branches();
-        let mut bases = Bases::default();
+        let mut bases = HeldBases::default();
         bases.add_branches(registry)?;
         if let Some(parent) = live.inodes.parent()
             && let Some(own) = registry.own().map_err(registry_failed)?
@@ -48,7 +48,7 @@ impl Bases {
                 .filter(|merge| merge.into == MergeInto::Parent)
                 .map(|merge| merge.from.0);
             for id in merged.chain([own.since]) {
-                bases.0.entry(id).or_insert(Holder::Own);
+                bases.0.entry(id).or_insert(BaseHolder::Own);
             }
         }
         Ok(bases)
@@ -65,8 +65,11 @@ impl Bases {
         }
         // Existing branches override dropped ones in messages.
         let all = [
-            (dropped.entries, Holder::Dropped as fn(String) -> Holder),
-            (branches.entries, Holder::Branch),
+            (
+                dropped.entries,
+                BaseHolder::Dropped as fn(String) -> BaseHolder,
+            ),
+            (branches.entries, BaseHolder::Branch),
         ];
         for (entries, holder) in all {
             for entry in entries {
@@ -97,20 +100,20 @@ impl Bases {
     }
 }
 
-fn held(id: CheckpointId, holder: &Holder) -> VerbError {
+fn held(id: CheckpointId, holder: &BaseHolder) -> VerbError {
     let (why, hint) = match holder {
-        Holder::Dropped(name) => (
+        BaseHolder::Dropped(name) => (
             format!("the dropped branch {name}, which can be brought back, is based on it"),
             "to free dropped branches: ckptfs gc".to_owned(),
         ),
-        Holder::Branch(name) => (
+        BaseHolder::Branch(name) => (
             format!("the branch {name} is based on it"),
             format!(
                 "merge or drop the branch first: ckptfs branch drop {}",
                 word(name)
             ),
         ),
-        Holder::Own => (
+        BaseHolder::Own => (
             "this branch began as it, or was merged from it".to_owned(),
             "it goes with the branch".to_owned(),
         ),

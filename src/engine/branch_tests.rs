@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::api::{CheckpointOptions, RestoreOptions, StateName};
-use super::request::{Caller, Looked, NewNode, NodeId, RenameMode, Service, SetAttr, XattrMode};
+use super::request::{
+    Caller, LookupResult, NewNode, NodeId, RenameMode, Service, SetAttr, XattrMode,
+};
 use super::requester::Requester;
 use super::{Config, Engine};
 use crate::store::ids::CheckpointId;
@@ -78,8 +80,8 @@ impl Tree {
         let names = path.split('/').filter(|name| !name.is_empty());
         names.into_iter().try_fold(ROOT, |at, name| {
             match self.0.lookup(CALLER, at, name.as_bytes())? {
-                Looked::Found(entry) => Ok(entry.node),
-                Looked::Absent(_) => Err(Errno::ENOENT),
+                LookupResult::Found(entry) => Ok(entry.node),
+                LookupResult::Absent(_) => Err(Errno::ENOENT),
             }
         })
     }

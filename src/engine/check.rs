@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
-use super::compare::States;
+use super::compare::StateComparer;
 use super::error;
-use super::runs::{PART_TIME, Runs};
+use super::runs::{PART_TIME, SlicedRuns};
 use crate::live::Live;
 use crate::store::baseline::Baseline;
 use crate::store::check::{Check, DamageKind, Finding, Version};
 use crate::store::ids::{Address, CheckpointId, ObjectOrigin};
-use crate::store::index::{Doubt, Index};
+use crate::store::index::{Index, RebuildReason};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
 use crate::store::layout::{Layout, has_origin};
@@ -112,16 +112,16 @@ fn tell(run: u64, check: &mut Check) -> Verified {
 /// Verifies the history of a served tree.
 pub(super) struct Verifier {
     pub(super) live: Arc<Live>,
-    states: Arc<States>,
-    checks: Runs<Check>,
+    states: Arc<StateComparer>,
+    checks: SlicedRuns<Check>,
 }
 
 impl Verifier {
-    pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Verifier {
+    pub(super) fn new(live: Arc<Live>, states: Arc<StateComparer>) -> Verifier {
         Verifier {
             live,
             states,
-            checks: Runs::default(),
+            checks: SlicedRuns::default(),
         }
     }
 
@@ -497,9 +497,10 @@ fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbRes
     match Index::open_to_check(layout).map_err(|cause| unreadable(&cause))? {
         Ok(index) => check.compare_index(&index, journal),
         // An empty journal needs no index. The next daemon rebuilds one of an older version.
-        Err(Doubt::Missing) if check.totals.frames == 0 || may_lack_index(layout, journal) => {}
-        Err(Doubt::Older) => {}
-        Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(
+        Err(RebuildReason::Missing)
+            if check.totals.frames == 0 || may_lack_index(layout, journal) => {}
+        Err(RebuildReason::Older) => {}
+        Err(doubt @ RebuildReason::Missing) => check.findings.push(Finding::of_store(
             DamageKind::IndexMissing,
             "index",
             doubt.to_string(),

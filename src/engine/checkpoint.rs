@@ -6,22 +6,24 @@ use std::time::{Duration, Instant};
 use super::api::{
     CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds,
 };
-use super::bases::Bases;
-use super::compare::States;
+use super::bases::HeldBases;
+use super::compare::StateComparer;
 use super::control::Snapdir;
 use super::error;
 use super::hooks::Hooks;
 use super::hooks::around;
-use super::request::{NodeId, Stale};
+use super::request::{CacheInvalidation, NodeId};
 use super::requester::Requester;
-use super::serving::Serving;
-use crate::history::attribution::Numbered;
+use super::serving::ServingEnv;
+use crate::history::attribution::NumberedProcess;
 use crate::live::Freeze;
 use crate::live::Live;
 use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
-use crate::store::operation::Deed;
-use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record, is_tag};
+use crate::store::operation::OperationEffect;
+use crate::store::record::{
+    Actor, Checkpoint, CheckpointState, INCOMPLETE_PREFIX, Reason, Record, is_tag,
+};
 use crate::sys::lock::MutexGuard;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, SysResult};
@@ -38,20 +40,20 @@ const WAYS_CLEARED_MAX: u32 = 3;
 pub const TAG_BYTES_MAX: usize = 100;
 
 /// Files open for writing at a cut.
-pub(super) struct Opened {
+pub(super) struct CutFiles {
     /// Number of files that it captured.
     files: u64,
     /// Recorded files with their processes, and the number of others.
-    pub(super) open: Vec<(Slot, Arc<Numbered>)>,
+    pub(super) open: Vec<(Slot, Arc<NumberedProcess>)>,
     pub(super) more: u64,
     /// The file whose capture took longest.
     slowest: Option<(Slot, Duration)>,
 }
 
 /// A new checkpoint.
-struct Made {
+struct NewCheckpoint {
     checkpoint: Checkpoint,
-    opened: Opened,
+    opened: CutFiles,
     /// With `quiesce`: nothing was being changed.
     calm: Option<bool>,
     frozen: Duration,
@@ -60,8 +62,8 @@ struct Made {
 /// Makes, names and deletes checkpoints.
 pub(super) struct Checkpoints {
     pub(super) live: Arc<Live>,
-    pub(super) serving: Arc<Serving>,
-    pub(super) states: Arc<States>,
+    pub(super) serving: Arc<ServingEnv>,
+    pub(super) states: Arc<StateComparer>,
     pub(super) snapdir: Arc<Snapdir>,
     /// Serializes checkpoints and restores.
     pub(super) checkpointing: Mutex<()>,
@@ -71,8 +73,8 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     pub(super) fn new(
         live: Arc<Live>,
-        serving: Arc<Serving>,
-        states: Arc<States>,
+        serving: Arc<ServingEnv>,
+        states: Arc<StateComparer>,
         snapdir: Arc<Snapdir>,
         hooks: Option<Hooks>,
     ) -> Checkpoints {
@@ -103,7 +105,7 @@ impl Checkpoints {
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.durability.prepare_sync());
         let (made, _one_at_a_time) = self.close_frozen(by, options, &tags, &reason)?;
-        let Made {
+        let NewCheckpoint {
             checkpoint,
             opened,
             calm,
@@ -124,8 +126,9 @@ impl Checkpoints {
         }
         let atomic = checkpoint.atomic;
         let kept = self.timeline().catalogue.checkpoint(checkpoint.id);
-        let mut info =
-            CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
+        let mut info = CheckpointInfo::new(
+            &kept.unwrap_or_else(|| CheckpointState::new(checkpoint, Some(by.clone()))),
+        );
         info.duration_us = Some(microseconds(started.elapsed()));
         info.frozen_us = Some(microseconds(frozen));
         info.slowest_file = slowest.and_then(|(slot, took)| {
@@ -147,7 +150,7 @@ impl Checkpoints {
         options: &CheckpointOptions,
         tags: &[String],
         reason: &Reason,
-    ) -> VerbResult<(Made, MutexGuard<'_, ()>)> {
+    ) -> VerbResult<(NewCheckpoint, MutexGuard<'_, ()>)> {
         let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
         loop {
             let made = self.freeze_within(quiesce).and_then(|tree| {
@@ -157,7 +160,7 @@ impl Checkpoints {
                 drop(tree.freeze);
                 self.live.cuts.drop_unneeded();
                 let (checkpoint, opened) = closed?;
-                let made = Made {
+                let made = NewCheckpoint {
                     checkpoint,
                     opened,
                     calm: tree.calm,
@@ -203,7 +206,7 @@ impl Checkpoints {
     /// store through such a mapping that preceded a change it contains.
     ///
     /// # Errors
-    /// EBUSY: see [`crate::live::Busy::freeze`].
+    /// EBUSY: see [`crate::live::LockWaits::freeze`].
     pub(super) fn freeze(&self) -> SysResult<(Freeze<'_>, bool)> {
         self.live.hot.await_closes();
         self.live.settling.settle_mapped();
@@ -242,12 +245,12 @@ impl Checkpoints {
         let Some(caches) = self.serving.caches.get() else {
             return;
         };
-        let mapped: Vec<Stale> = self
+        let mapped: Vec<CacheInvalidation> = self
             .live
             .nodes
             .mapped_through_daemon()
             .into_iter()
-            .map(|slot| Stale::Data(NodeId(slot.0)))
+            .map(|slot| CacheInvalidation::Data(NodeId(slot.0)))
             .collect();
         if !mapped.is_empty() {
             caches.forget(mapped);
@@ -262,7 +265,7 @@ impl Checkpoints {
         tags: Vec<String>,
         reason: Reason,
         flushed: bool,
-    ) -> SysResult<(Checkpoint, Opened)> {
+    ) -> SysResult<(Checkpoint, CutFiles)> {
         let epoch = self.timeline().epochs.epoch();
         let cut = self.live.cuts.cut(epoch.next())?;
         let now = sys::now();
@@ -282,7 +285,7 @@ impl Checkpoints {
         self.live.cuts.epoch_closed(&cut.stats);
         Ok((
             checkpoint,
-            Opened {
+            CutFiles {
                 files: cut.files,
                 open: cut.open,
                 more: cut.open_more,
@@ -337,11 +340,11 @@ impl Checkpoints {
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        Bases::of(&self.live)?.check(id)?;
+        HeldBases::of(&self.live)?.check(id)?;
         let hidden = self.timeline().operations.operate(
             by,
             undoes,
-            Deed::Deleted { id, freed: false },
+            OperationEffect::Deleted { id, freed: false },
             vec![Record::Hidden { id, hidden: true }],
         );
         hidden.map_err(error::not_deleted)?;
@@ -366,7 +369,7 @@ impl Checkpoints {
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        Bases::of(&self.live)?.check(id)?;
+        HeldBases::of(&self.live)?.check(id)?;
         let unneeded = timeline
             .unneeded_without(id)
             .map_err(error::history_unread)?;
@@ -376,7 +379,7 @@ impl Checkpoints {
             timeline.operations.operate(
                 by,
                 None,
-                Deed::Deleted { id, freed: true },
+                OperationEffect::Deleted { id, freed: true },
                 vec![Record::Deleted { id }],
             )
         };
@@ -386,7 +389,11 @@ impl Checkpoints {
 
     /// Removes the versions that only a freed checkpoint needed, and invalidates its view in the
     /// kernel.
-    pub(super) fn remove_unneeded(&self, kept: &Kept, unneeded: &[ObjectId]) -> CheckpointInfo {
+    pub(super) fn remove_unneeded(
+        &self,
+        kept: &CheckpointState,
+        unneeded: &[ObjectId],
+    ) -> CheckpointInfo {
         for object in unneeded {
             match self.timeline().store().layers.remove(*object) {
                 // Removed with an earlier checkpoint.

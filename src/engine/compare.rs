@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use super::api::{Change, ChangeKind, StateName, TreePath, VerbError, VerbResult, Why};
 use super::error;
-use crate::history::diff::{Comparison, Difference, Differs, ordered};
-use crate::history::present::Present;
-use crate::history::select::Unselected;
-use crate::history::state::State;
+use crate::history::diff::{Comparison, Difference, PathDiff, ordered};
+use crate::history::present::LiveTree;
+use crate::history::select::SelectError;
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
-use crate::store::record::Kept;
+use crate::store::record::CheckpointState;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -21,15 +21,15 @@ use crate::sys::{Errno, Kind, SysResult};
 const COMPARE_TRIES: u32 = 3;
 
 /// Resolves state names and compares states.
-pub(super) struct States {
+pub(super) struct StateComparer {
     pub(super) live: Arc<Live>,
     /// Cached offline changes by checkpoint. A leaf lock.
     pub(super) unserved: Mutex<HashMap<CheckpointId, Arc<Vec<Change>>>>,
 }
 
-impl States {
-    pub(super) fn new(live: Arc<Live>) -> States {
-        States {
+impl StateComparer {
+    pub(super) fn new(live: Arc<Live>) -> StateComparer {
+        StateComparer {
             live,
             unserved: Mutex::default(),
         }
@@ -53,12 +53,12 @@ impl States {
         names
     }
 
-    pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
+    pub(super) fn state(&self, name: &StateName) -> VerbResult<TreeState> {
         self.timeline()
             .catalogue
             .select(&name.0)
             .map_err(|why| match why {
-                Unselected::Unknown => self.no_checkpoint(&name.0),
+                SelectError::Unknown => self.no_checkpoint(&name.0),
                 why => error::unselected(&name.0, why, &self.state_names()),
             })
     }
@@ -69,7 +69,7 @@ impl States {
     }
 
     /// Returns the named checkpoint.
-    pub(super) fn checkpoint(&self, name: &StateName) -> VerbResult<Kept> {
+    pub(super) fn checkpoint(&self, name: &StateName) -> VerbResult<CheckpointState> {
         let kept = self
             .timeline()
             .catalogue
@@ -77,26 +77,31 @@ impl States {
         kept.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
     }
 
-    /// As [`States::checkpoint_id`], for verbs that change or delete: rejects a prefix of a tag.
+    /// As [`StateComparer::checkpoint_id`], for verbs that change or delete: rejects a prefix of a tag.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
         match self.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
-            Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
+            Err(why @ SelectError::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
             Err(_) => self.checkpoint_id(name),
         }
     }
 
-    fn is_checkpoint(&self, name: &StateName, state: State) -> VerbResult<CheckpointId> {
+    fn is_checkpoint(&self, name: &StateName, state: TreeState) -> VerbResult<CheckpointId> {
         match state {
-            State::At(id) => Ok(id),
-            State::Live => Err(error::unknown_state(&name.0, &self.state_names())),
+            TreeState::At(id) => Ok(id),
+            TreeState::Live => Err(error::unknown_state(&name.0, &self.state_names())),
         }
     }
 
     /// Returns the differences from `from` to `to` below `path`.
-    pub(super) fn compare(&self, from: State, to: State, path: &[u8]) -> SysResult<Vec<Change>> {
+    pub(super) fn compare(
+        &self,
+        from: TreeState,
+        to: TreeState,
+        path: &[u8],
+    ) -> SysResult<Vec<Change>> {
         let (older, newer, _) = ordered(from, to);
-        let State::At(after) = older else {
+        let TreeState::At(after) = older else {
             return Ok(Vec::new());
         };
         if older == newer {
@@ -111,9 +116,9 @@ impl States {
         )
     }
 
-    /// As [`States::compare`] of the whole tree, with files changed directly in the backing
+    /// As [`StateComparer::compare`] of the whole tree, with files changed directly in the backing
     /// directory as unknown.
-    pub(super) fn compare_all(&self, from: State, to: State) -> SysResult<Vec<Change>> {
+    pub(super) fn compare_all(&self, from: TreeState, to: TreeState) -> SysResult<Vec<Change>> {
         let mut changes = self.compare(from, to, b"")?;
         changes.extend(self.unseen_between(from, to)?);
         changes.sort_by(|a, b| a.path.cmp(&b.path));
@@ -128,16 +133,16 @@ impl States {
         upto: Option<CheckpointId>,
     ) -> SysResult<Touched> {
         let mut touched = self.timeline().touched(after, upto)?;
-        touched.add_unseen_links(self.timeline(), &self.view(State::At(after)))?;
+        touched.add_unseen_links(self.timeline(), &self.view(TreeState::At(after)))?;
         Ok(touched)
     }
 
-    /// As [`States::compare`] with known records between the states. `present` reads the live tree;
+    /// As [`StateComparer::compare`] with known records between the states. `present` reads the live tree;
     /// `times`: a different mtime counts as a difference.
     pub(super) fn compare_touched(
         &self,
-        present: &dyn Present,
-        (from, to): (State, State),
+        present: &dyn LiveTree,
+        (from, to): (TreeState, TreeState),
         path: &[u8],
         touched: &Touched,
         times: bool,
@@ -154,12 +159,12 @@ impl States {
 
     fn differs(
         &self,
-        present: &dyn Present,
-        (older, newer): (State, State),
+        present: &dyn LiveTree,
+        (older, newer): (TreeState, TreeState),
         path: &[u8],
         touched: &Touched,
         times: bool,
-    ) -> SysResult<Vec<Differs>> {
+    ) -> SysResult<Vec<PathDiff>> {
         let view = |state| View::new(self.timeline(), present, state);
         let comparison = Comparison {
             from: view(older),
@@ -178,15 +183,15 @@ impl States {
 
     /// Returns the differences from a checkpoint to the live tree with the inodes of both, sorted
     /// by path. Changes made directly in the backing directory are not included
-    /// ([`States::unseen_between`]).
-    pub(super) fn differs_since(&self, since: CheckpointId) -> SysResult<Vec<Differs>> {
+    /// ([`StateComparer::unseen_between`]).
+    pub(super) fn differs_since(&self, since: CheckpointId) -> SysResult<Vec<PathDiff>> {
         let touched = self.touched(since, None)?;
-        let states = (State::At(since), State::Live);
+        let states = (TreeState::At(since), TreeState::Live);
         self.differs(&*self.live.inodes, states, b"", &touched, true)
     }
 
     /// Returns the view of a state.
-    pub(super) fn view(&self, state: State) -> View<'_> {
+    pub(super) fn view(&self, state: TreeState) -> View<'_> {
         View::new(self.timeline(), &*self.live.inodes, state)
     }
 
@@ -201,7 +206,7 @@ impl States {
     }
 
     /// Returns the size of a regular file in that state, if known.
-    pub(super) fn size_of(&self, state: State, path: &TreePath) -> Option<u64> {
+    pub(super) fn size_of(&self, state: TreeState, path: &TreePath) -> Option<u64> {
         let view = self.view(state);
         let (child, trail) = view.walk(&path.0).ok()??;
         (child.kind == Kind::File)
@@ -211,7 +216,7 @@ impl States {
     }
 }
 
-pub(super) fn change(differs: Differs, backwards: bool) -> Change {
+pub(super) fn change(differs: PathDiff, backwards: bool) -> Change {
     let kind = differs.kind;
     let (path, change, from) = match (differs.how, backwards) {
         (Difference::Added, false) | (Difference::Deleted, true) => {

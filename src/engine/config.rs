@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::api::VerbResult;
 use super::error;
 use super::origin::ServedOrigin;
-use super::serving::Serving;
-use super::succession::Succession;
+use super::serving::ServingEnv;
+use super::succession::WorkerHandover;
 use crate::history::base::Base;
-pub use crate::live::HashMode;
+pub use crate::live::SealerMode;
 use crate::store::Store;
 use crate::store::layout::snapdir::{SNAPDIR, noted_snapdir};
 use crate::sys::{self, Errno};
@@ -51,9 +51,9 @@ pub struct Config {
     /// List each checkpoint in `.snapshots` by its time also (`--snapdir-names=gmt`).
     pub snapdir_times: bool,
     /// The handover from a previous worker and to the next; `None`: no successor exists.
-    pub succession: Option<Succession>,
+    pub succession: Option<WorkerHandover>,
     /// Idle-time hashing and captures ahead (`--seal`).
-    pub seal: HashMode,
+    pub seal: SealerMode,
     /// Permission bits of `.snapshots`; defaults to those of the root directory.
     pub snapdir_mode: Option<u32>,
     /// Automatic checkpoints.
@@ -85,7 +85,7 @@ impl Config {
             snapdir_name: None,
             snapdir_times: false,
             succession: None,
-            seal: HashMode::Off,
+            seal: SealerMode::Off,
             snapdir_mode: None,
             auto: AutoConfig::default(),
             hooks: None,
@@ -130,7 +130,7 @@ pub struct HooksConfig {
 }
 
 /// The settings that a branch inherits from its parent.
-pub struct Inherits(pub(super) Arc<Serving>);
+pub struct Inherits(pub(super) Arc<ServingEnv>);
 
 impl std::fmt::Debug for Inherits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Inherits {
 }
 
 /// The effective configuration of a served tree.
-pub(super) struct Served {
+pub(super) struct EffectiveConfig {
     pub(super) backing: PathBuf,
     pub(super) mount: PathBuf,
     pub(super) filesystem: &'static str,
@@ -149,18 +149,18 @@ pub(super) struct Served {
     pub(super) snapdir_visible: bool,
     pub(super) snapdir_name: String,
     pub(super) snapdir_times: bool,
-    pub(super) seal: HashMode,
+    pub(super) seal: SealerMode,
     pub(super) snapdir_mode: Option<u32>,
     pub(super) auto: AutoConfig,
     pub(super) before_unmount: Option<fn()>,
 }
 
-impl Served {
+impl EffectiveConfig {
     pub(super) fn new(
         config: &Config,
         store: &Store,
         (reflink, exact_times): (bool, bool),
-    ) -> VerbResult<Served> {
+    ) -> VerbResult<EffectiveConfig> {
         let filesystem = sys::statfs_fd(&config.root)
             .map(|info| sys::fs_name(info.fs_type))
             .unwrap_or("unknown");
@@ -188,7 +188,7 @@ impl Served {
         let of_parent = of_parent.map(|parent| parent.0.config.snapdir_name.clone());
         let noted = || noted_snapdir(store.layout.dir());
         let name = of_parent.or(config.snapdir_name.clone()).or_else(noted);
-        Ok(Served {
+        Ok(EffectiveConfig {
             backing: config.backing.clone(),
             mount: config.mount.clone(),
             filesystem,

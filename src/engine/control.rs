@@ -10,9 +10,9 @@ use std::time::Duration;
 use super::api::CheckpointInfo;
 use super::files::Views;
 use super::gmt;
-use super::past::{Door, Past, PastNode};
-use super::request::{Entry, Listed, Looked, NodeId};
-use super::serving::Serving;
+use super::past::{PastNode, PastNodes, ViewEntryKind};
+use super::request::{Entry, Listed, LookupResult, NodeId};
+use super::serving::ServingEnv;
 use crate::history::present::Trail;
 use crate::live::Live;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -53,9 +53,9 @@ const ROOT: Child = Child {
 
 /// Links in `.snapshots` that the kernel has looked up: number -> target and lookup count.
 #[derive(Default)]
-pub(super) struct Links(Mutex<HashMap<NodeId, (String, u64)>>);
+pub(super) struct SnapdirLinks(Mutex<HashMap<NodeId, (String, u64)>>);
 
-impl Links {
+impl SnapdirLinks {
     fn learn(&self, node: NodeId, target: CheckpointId) {
         self.0
             .lock()
@@ -108,20 +108,20 @@ fn listed(name: String, node: NodeId, kind: Kind, next: u64) -> Listed {
 /// `.snapshots`, its links, and the reserved names.
 pub(super) struct Snapdir {
     pub(super) live: Arc<Live>,
-    serving: Arc<Serving>,
+    serving: Arc<ServingEnv>,
     views: Arc<Views>,
-    pub(super) links: Links,
+    pub(super) links: SnapdirLinks,
     /// The kernel may have cached a listing of it.
     snapdir_read: AtomicBool,
 }
 
 impl Snapdir {
-    pub(super) fn new(live: Arc<Live>, serving: Arc<Serving>, views: Arc<Views>) -> Snapdir {
+    pub(super) fn new(live: Arc<Live>, serving: Arc<ServingEnv>, views: Arc<Views>) -> Snapdir {
         Snapdir {
             live,
             serving,
             views,
-            links: Links::default(),
+            links: SnapdirLinks::default(),
             // The kernel may have cached a listing before a takeover.
             snapdir_read: AtomicBool::new(true),
         }
@@ -221,8 +221,8 @@ impl Snapdir {
     }
 
     /// Returns the entry of a control node, with a timeout of zero for name and attributes.
-    fn control_entry(&self, node: NodeId) -> SysResult<Looked> {
-        Ok(Looked::Found(Entry {
+    fn control_entry(&self, node: NodeId) -> SysResult<LookupResult> {
+        Ok(LookupResult::Found(Entry {
             node,
             generation: 0,
             stat: self.control_stat(node)?,
@@ -241,28 +241,28 @@ impl Snapdir {
     }
 
     /// Looks up `.zfs` in the root directory.
-    pub(super) fn zfs(&self) -> SysResult<Looked> {
+    pub(super) fn zfs(&self) -> SysResult<LookupResult> {
         self.control_entry(ZFS)
     }
 
     /// Looks up a name in `.snapshots` or `.zfs`.
-    pub(super) fn lookup_control(&self, dir: NodeId, name: &[u8]) -> SysResult<Looked> {
+    pub(super) fn lookup_control(&self, dir: NodeId, name: &[u8]) -> SysResult<LookupResult> {
         match (dir, name) {
             (ZFS, ZFS_LINK_NAME) => self.control_entry(ZFS_LINK),
-            (ZFS, _) => Ok(Looked::Absent(Duration::ZERO)),
+            (ZFS, _) => Ok(LookupResult::Absent(Duration::ZERO)),
             _ => self.lookup_snapshot(name),
         }
     }
 
     /// Looks up a reserved name in the root directory.
-    pub(super) fn lookup_reserved(&self, pid: u32, name: &[u8]) -> SysResult<Looked> {
+    pub(super) fn lookup_reserved(&self, pid: u32, name: &[u8]) -> SysResult<LookupResult> {
         if name == STORE_NAME {
             return match self.serving.shows_store_to(pid) {
                 true => self.control_entry(store_link()),
-                false => Ok(Looked::Absent(Duration::ZERO)),
+                false => Ok(LookupResult::Absent(Duration::ZERO)),
             };
         }
-        Ok(Looked::Found(Entry {
+        Ok(LookupResult::Found(Entry {
             node: SNAPDIR,
             generation: 0,
             stat: self.control_stat(SNAPDIR)?,
@@ -272,12 +272,12 @@ impl Snapdir {
 
     /// Looks up a name in `.snapshots`: a number is a view; a tag is a link to its number, or a
     /// view if mkdir(2) made it; a time is a view.
-    fn lookup_snapshot(&self, name: &[u8]) -> SysResult<Looked> {
+    fn lookup_snapshot(&self, name: &[u8]) -> SysResult<LookupResult> {
         let Ok(name) = std::str::from_utf8(name) else {
-            return Ok(Looked::Absent(Duration::ZERO));
+            return Ok(LookupResult::Absent(Duration::ZERO));
         };
         if let Some(id) = self.number(name) {
-            return self.view_root(id, Door::Number, 1);
+            return self.view_root(id, ViewEntryKind::Number, 1);
         }
         let id = if name == "latest" {
             self.timeline().catalogue.latest()
@@ -286,16 +286,16 @@ impl Snapdir {
         };
         let Some(id) = id else {
             let Some(id) = self.timed(name) else {
-                return Ok(Looked::Absent(Duration::ZERO));
+                return Ok(LookupResult::Absent(Duration::ZERO));
             };
             let ttl = Duration::ZERO;
-            return Ok(match self.view_root(id, Door::Time, 1)? {
-                Looked::Found(entry) => Looked::Found(Entry { ttl, ..entry }),
-                absent @ Looked::Absent(_) => absent,
+            return Ok(match self.view_root(id, ViewEntryKind::Time, 1)? {
+                LookupResult::Found(entry) => LookupResult::Found(Entry { ttl, ..entry }),
+                absent @ LookupResult::Absent(_) => absent,
             });
         };
         if self.timeline().catalogue.is_directory(id, name) {
-            return self.view_root(id, Door::Made, 1);
+            return self.view_root(id, ViewEntryKind::Made, 1);
         }
         let node = link_node(name, id);
         self.links.learn(node, id);
@@ -324,12 +324,12 @@ impl Snapdir {
     pub(super) fn view_root(
         &self,
         id: CheckpointId,
-        door: Door,
+        door: ViewEntryKind,
         lookups: u64,
-    ) -> SysResult<Looked> {
+    ) -> SysResult<LookupResult> {
         let past = &self.views.past;
         let node = past.learn(id, door, ROOT, Trail::root(), lookups)?;
-        Ok(Looked::Found(self.views.past_entry(&node)?))
+        Ok(LookupResult::Found(self.views.past_entry(&node)?))
     }
 
     /// Invalidates the view of a deleted checkpoint in the kernel. Safe in threads that serve
@@ -341,8 +341,8 @@ impl Snapdir {
         let Some(caches) = self.serving.caches.get() else {
             return;
         };
-        for door in Door::ALL {
-            caches.forget_attributes(Past::number(checkpoint.id, door, ROOT));
+        for door in ViewEntryKind::ALL {
+            caches.forget_attributes(PastNodes::number(checkpoint.id, door, ROOT));
         }
         let mut names = vec![checkpoint.id.to_string()];
         if let Reason::Directory { name } = &checkpoint.reason {
@@ -365,7 +365,7 @@ impl Snapdir {
     /// Returns up to `count` names of `.snapshots` after `offset`: dots, numbers, `latest`, tags,
     /// times. The cost depends on the names returned, not on all that exist.
     pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
-        let view = |id: CheckpointId, door: Door| Past::number(id, door, ROOT);
+        let view = |id: CheckpointId, door: ViewEntryKind| PastNodes::number(id, door, ROOT);
         let link = |name: &str, id: CheckpointId, next: u64| {
             listed(name.to_owned(), link_node(name, id), Kind::Symlink, next)
         };
@@ -381,7 +381,7 @@ impl Snapdir {
             names.extend(numbers.into_iter().map(|id| {
                 listed(
                     id.to_string(),
-                    view(id, Door::Number),
+                    view(id, ViewEntryKind::Number),
                     Kind::Dir,
                     AFTER_DOTS.saturating_add(id.0).min(LATEST - 1),
                 )
@@ -394,9 +394,12 @@ impl Snapdir {
             let tags = catalogue.tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| {
                 match (tagged.is_directory, LATEST + tagged.place) {
-                    (true, next) => {
-                        listed(tagged.tag, view(tagged.id, Door::Made), Kind::Dir, next)
-                    }
+                    (true, next) => listed(
+                        tagged.tag,
+                        view(tagged.id, ViewEntryKind::Made),
+                        Kind::Dir,
+                        next,
+                    ),
                     (false, next) => link(&tagged.tag, tagged.id, next),
                 }
             }));
@@ -408,7 +411,7 @@ impl Snapdir {
             let timed = catalogue.seconds_after(after, gmt::name, count);
             names.extend(timed.into_iter().map(|(second, name, id)| {
                 let next = AFTER_TAGS.saturating_add_signed(second) + 1;
-                listed(name, view(id, Door::Time), Kind::Dir, next)
+                listed(name, view(id, ViewEntryKind::Time), Kind::Dir, next)
             }));
         }
         names.retain(|listed| listed.next > offset);

@@ -17,16 +17,16 @@ pub(super) type Pair = (CheckpointId, CheckpointId);
 
 /// The cache. A leaf lock.
 #[derive(Default)]
-pub(super) struct Counted(Mutex<Known>);
+pub(super) struct DiffCountCache(Mutex<CountTable>);
 
 #[derive(Default)]
-struct Known {
+struct CountTable {
     /// See [`crate::history::losses::Losses::count`].
     losses: u64,
     pairs: BTreeMap<Pair, u64>,
 }
 
-impl Counted {
+impl DiffCountCache {
     /// Returns a number counted at this state of the losses.
     pub(super) fn get(&self, pair: Pair, losses: u64) -> Option<u64> {
         let known = self.0.lock();
@@ -41,7 +41,7 @@ impl Counted {
     pub(super) fn put(&self, pair: Pair, losses: u64, count: u64) {
         let mut known = self.0.lock();
         if known.losses < losses {
-            *known = Known {
+            *known = CountTable {
                 losses,
                 pairs: BTreeMap::new(),
             };
@@ -61,7 +61,10 @@ mod tests {
 
     #[test]
     fn what_was_counted_before_a_loss_is_not_told_after_it() {
-        let (counted, pair) = (Counted::default(), (CheckpointId(2), CheckpointId(1)));
+        let (counted, pair) = (
+            DiffCountCache::default(),
+            (CheckpointId(2), CheckpointId(1)),
+        );
         counted.put(pair, 0, 7);
         assert_eq!(
             (counted.get(pair, 0), counted.get(pair, 1)),
@@ -77,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_newest_are_kept() {
-        let counted = Counted::default();
+        let counted = DiffCountCache::default();
         (0..=PAIRS_MAX as u64)
             .for_each(|id| counted.put((CheckpointId(id + 1), CheckpointId(id)), 0, id));
         let get = |id| counted.get((CheckpointId(id + 1), CheckpointId(id)), 0);

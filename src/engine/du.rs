@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::api::{StateName, VerbResult};
 use super::error;
-use super::gc::Collector;
+use super::gc::GarbageCollector;
 use super::runs::{PART_TIME, go_on};
-use super::space::Space;
+use super::space::SpaceUsage;
 use crate::history::needed::Census;
 use crate::store::ids::CheckpointId;
 
@@ -62,7 +62,7 @@ pub struct DuReport {
     pub unneeded_bytes: u64,
 }
 
-impl Collector {
+impl GarbageCollector {
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
         let until = Instant::now() + PART_TIME;
         let only = options
@@ -114,7 +114,7 @@ impl Collector {
     }
 }
 
-fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
+fn account(census: &Census, measured: &[usize], space: &SpaceUsage) -> DuReport {
     let kept = census.kept.len();
     // Difference array: each range adds at its start and subtracts at its end.
     let mut all = vec![(0_i128, 0_i64); kept + 1];

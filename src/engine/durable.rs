@@ -24,9 +24,9 @@ const UNDURABLE_MAX: usize = 10_000;
 
 /// End and duration of the last sync.
 #[derive(Debug, Default)]
-pub(super) struct Pace(Option<(Instant, Duration)>);
+pub(super) struct SyncPace(Option<(Instant, Duration)>);
 
-impl Pace {
+impl SyncPace {
     /// Syncs the tree if due: at the first call if the previous daemon may have left unsynced
     /// captures, and later when a checkpoint has been unsynced for [`SYNCED_AFTER`].
     pub(super) fn sync_if_due(&mut self, live: &Live) {

@@ -11,7 +11,7 @@ use strsim::levenshtein;
 pub use self::code::Code;
 use super::api::TreePath;
 use super::word::{count, word};
-use crate::history::select::Unselected;
+use crate::history::select::SelectError;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
 
@@ -400,10 +400,10 @@ pub(super) fn too_many_tags(count: usize) -> VerbError {
 }
 
 /// Returns the error for a name that selects no checkpoint.
-pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbError {
+pub(super) fn unselected(name: &str, why: SelectError, known: &[String]) -> VerbError {
     match why {
-        Unselected::Unknown => unknown_state(name, known),
-        Unselected::Ambiguous(tags) => {
+        SelectError::Unknown => unknown_state(name, known),
+        SelectError::Ambiguous(tags) => {
             let tags: Vec<String> = tags.iter().take(5).map(|tag| format!("{tag:?}")).collect();
             hinted(
                 Code::Ambiguous,
@@ -414,8 +414,8 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
                 "type more of the tag, or use a number",
             )
         }
-        Unselected::Beginning(tag) => not_exact(name, &tag),
-        Unselected::TooFar(before) => {
+        SelectError::Beginning(tag) => not_exact(name, &tag),
+        SelectError::TooFar(before) => {
             let from = name.rsplit_once('~').map_or(name, |(from, _)| from);
             hinted(
                 Code::UnknownCheckpoint,
@@ -423,12 +423,12 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
                 "`ckptfs log` lists all checkpoints",
             )
         }
-        Unselected::TooEarly => hinted(
+        SelectError::TooEarly => hinted(
             Code::UnknownCheckpoint,
             format!("no checkpoint is as old as {name:?}"),
             "`ckptfs log` shows when each was made",
         ),
-        Unselected::NoTime(problem) => bad_time(problem),
+        SelectError::NoTime(problem) => bad_time(problem),
     }
 }
 

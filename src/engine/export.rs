@@ -24,15 +24,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parts::{ExportAsk, ExportEntry, ExportPart, Refused};
-use plan::Between;
+use plan::DiffPlanner;
 
 use super::Engine;
 use super::api::{TreePath, VerbResult};
 use super::error;
-use super::runs::Runs;
+use super::runs::SlicedRuns;
 use crate::history::diff::join;
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
@@ -50,10 +50,10 @@ const PART_BYTES_MAX: usize = 1 << 20;
 const REMOVED_MAX: usize = 1000;
 
 /// The exports in progress. Their clients' requests drive them.
-pub(super) type Exports = Runs<Arc<Job>, 8>;
+pub(super) type Exports = SlicedRuns<Arc<ExportJob>, 8>;
 
 /// An export.
-pub(super) struct Job {
+pub(super) struct ExportJob {
     at: CheckpointId,
     from: Option<CheckpointId>,
     /// All entries are sent in the order of names.
@@ -66,18 +66,18 @@ pub(super) struct Job {
     /// [`crate::history::epochs::Epochs::recordings`] before `touched` was read.
     recordings: u64,
     total: Option<u64>,
-    /// See [`plan::Plan::kept`].
+    /// See [`plan::DiffPlan::kept`].
     kept: HashMap<Slot, Vec<u8>>,
-    progress: Mutex<Progress>,
+    progress: Mutex<ExportProgress>,
     /// Signals that a part was sent or confirmed.
     told: Condvar,
 }
 
 #[derive(Default)]
-struct Progress {
+struct ExportProgress {
     removed: Vec<Vec<u8>>,
     /// Pending work, the next item last.
-    todo: Vec<Work>,
+    todo: Vec<ExportWork>,
     refused: Vec<Refused>,
     /// Directories already sent: a forged directory could be in many places.
     listed: HashSet<Slot>,
@@ -86,12 +86,12 @@ struct Progress {
     last_part: u64,
     /// In a difference: names of hard-linked files in directories that are sent whole. Their other
     /// names are searched at the end.
-    linked: Vec<Linked>,
+    linked: Vec<LinkedName>,
     /// Parts sent and not yet confirmed, with the entries to be proven.
-    given: HashMap<u64, Vec<Given>>,
+    given: HashMap<u64, Vec<SentEntry>>,
 }
 
-impl Progress {
+impl ExportProgress {
     /// Returns whether everything was sent and confirmed.
     fn is_finished(&self) -> bool {
         self.busy == 0
@@ -103,12 +103,12 @@ impl Progress {
 }
 
 /// An item of work.
-enum Work {
+enum ExportWork {
     /// A directory and everything below it.
     List {
         path: Vec<u8>,
         trail: Arc<Trail>,
-        /// Whether it had this path in [`Job::since`].
+        /// Whether it had this path in [`ExportJob::since`].
         was_here: bool,
     },
     /// The remaining entries of a directory.
@@ -123,14 +123,14 @@ enum Work {
         path: Vec<u8>,
         child: Child,
         trail: Arc<Trail>,
-        how: How,
+        how: ExportExtent,
         again: bool,
     },
 }
 
 /// The extent to which an inode is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum How {
+enum ExportExtent {
     Whole,
     /// Attributes only: the content is that of the earlier state.
     Kept,
@@ -139,24 +139,24 @@ enum How {
 }
 
 /// A name of a hard-linked file.
-struct Linked {
+struct LinkedName {
     path: Vec<u8>,
     child: Child,
     trail: Arc<Trail>,
     nlink: u32,
 }
 
-impl Work {
-    fn all() -> Work {
-        Work::List {
+impl ExportWork {
+    fn all() -> ExportWork {
+        ExportWork::List {
             path: Vec::new(),
             trail: Trail::root(),
             was_here: true,
         }
     }
 
-    fn one(path: Vec<u8>, child: Child, trail: Arc<Trail>, how: How) -> Work {
-        Work::One {
+    fn one(path: Vec<u8>, child: Child, trail: Arc<Trail>, how: ExportExtent) -> ExportWork {
+        ExportWork::One {
             path,
             child,
             trail,
@@ -167,7 +167,7 @@ impl Work {
 }
 
 /// An entry read from the live tree.
-struct Given {
+struct SentEntry {
     path: Vec<u8>,
     child: Child,
     trail: Arc<Trail>,
@@ -177,9 +177,9 @@ struct Given {
     unrecorded: bool,
 }
 
-impl Job {
-    fn new(at: CheckpointId, touched: Touched, recordings: u64) -> Job {
-        Job {
+impl ExportJob {
+    fn new(at: CheckpointId, touched: Touched, recordings: u64) -> ExportJob {
+        ExportJob {
             at,
             from: None,
             in_order: false,
@@ -198,15 +198,15 @@ impl Job {
         self.from.or(self.since.as_ref().map(|(since, _)| *since))
     }
 
-    /// Returns the extent to which an inode is sent. `was_here`: it had its path in [`Job::since`].
-    fn how(&self, child: Child, was_here: bool) -> How {
+    /// Returns the extent to which an inode is sent. `was_here`: it had its path in [`ExportJob::since`].
+    fn how(&self, child: Child, was_here: bool) -> ExportExtent {
         match &self.since {
             Some((_, touched))
                 if was_here && child.kind == Kind::File && !touched.data.contains(&child.slot) =>
             {
-                How::Kept
+                ExportExtent::Kept
             }
-            _ => How::Whole,
+            _ => ExportExtent::Whole,
         }
     }
 
@@ -218,24 +218,24 @@ impl Job {
 
 /// A part being assembled.
 #[derive(Default)]
-struct Building {
+struct PartBuilder {
     part: Vec<ExportEntry>,
     files: Vec<Arc<File>>,
-    given: Vec<Given>,
+    given: Vec<SentEntry>,
     refused: Vec<Refused>,
-    linked: Vec<Linked>,
+    linked: Vec<LinkedName>,
     removed: Vec<Vec<u8>>,
     bytes: usize,
 }
 
-impl Building {
+impl PartBuilder {
     fn is_full(&self) -> bool {
         self.part.len() >= ENTRIES_MAX
             || self.files.len() >= FILES_AT_ONCE
             || self.bytes >= PART_BYTES_MAX
     }
 
-    fn add(&mut self, entry: ExportEntry, file: Option<Arc<File>>, given: Option<Given>) {
+    fn add(&mut self, entry: ExportEntry, file: Option<Arc<File>>, given: Option<SentEntry>) {
         self.bytes += entry.weight();
         self.part.push(entry);
         self.files.extend(file);
@@ -307,7 +307,7 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    fn put(&self, at: CheckpointId, job: SysResult<Job>) -> VerbResult<ExportPart> {
+    fn put(&self, at: CheckpointId, job: SysResult<ExportJob>) -> VerbResult<ExportPart> {
         let job = job.map_err(error::failed("the checkpoint cannot be read"))?;
         let (from, total) = (job.told_from(), job.total);
         let run = self.engine.exports.put(None, Arc::new(job));
@@ -318,7 +318,7 @@ impl<'a> Exporter<'a> {
         })
     }
 
-    fn get(&self, run: u64) -> VerbResult<Arc<Job>> {
+    fn get(&self, run: u64) -> VerbResult<Arc<ExportJob>> {
         let job = self.engine.exports.get(run);
         job.ok_or_else(error::unknown_export)
     }
@@ -339,24 +339,24 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    fn begin(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
+    fn begin(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<ExportJob> {
         self.engine.checkpoints.settle();
         let recordings = self.timeline().epochs.recordings();
         let touched = self.timeline().touched(at, None)?;
         let from = from.filter(|from| self.timeline().catalogue.has_checkpoint(*from));
-        let mut progress = Progress::default();
+        let mut progress = ExportProgress::default();
         let mut total = None;
         let mut kept = HashMap::new();
         match from {
-            None => progress.todo.push(Work::all()),
+            None => progress.todo.push(ExportWork::all()),
             Some(from) => {
                 let between = self
                     .engine
                     .states
                     .touched(from.min(at), Some(from.max(at)))?;
-                let mut plan = Between::new(
-                    self.engine.states.view(State::At(from)),
-                    self.engine.states.view(State::At(at)),
+                let mut plan = DiffPlanner::new(
+                    self.engine.states.view(TreeState::At(from)),
+                    self.engine.states.view(TreeState::At(at)),
                     &between,
                 )
                 .plan()?;
@@ -364,7 +364,7 @@ impl<'a> Exporter<'a> {
                 if plan
                     .works
                     .iter()
-                    .all(|work| matches!(work, Work::One { .. }))
+                    .all(|work| matches!(work, ExportWork::One { .. }))
                 {
                     total = Some(plan.works.len() as u64);
                 }
@@ -379,16 +379,16 @@ impl<'a> Exporter<'a> {
                 (progress.removed, progress.todo, kept) = (plan.removed, plan.works, plan.kept);
             }
         }
-        Ok(Job {
+        Ok(ExportJob {
             from,
             total,
             kept,
             progress: Mutex::new(progress),
-            ..Job::new(at, touched, recordings)
+            ..ExportJob::new(at, touched, recordings)
         })
     }
 
-    fn begin_whole(&self, at: CheckpointId, since: Option<CheckpointId>) -> SysResult<Job> {
+    fn begin_whole(&self, at: CheckpointId, since: Option<CheckpointId>) -> SysResult<ExportJob> {
         let since = since.filter(|since| self.timeline().catalogue.has_checkpoint(*since));
         let between = |since: CheckpointId| {
             let touched = self
@@ -397,7 +397,7 @@ impl<'a> Exporter<'a> {
                 .touched(since.min(at), Some(since.max(at)))?;
             SysResult::Ok((since, touched))
         };
-        Ok(Job {
+        Ok(ExportJob {
             in_order: true,
             since: since.map(between).transpose()?,
             ..self.begin(at, None)?
@@ -407,13 +407,13 @@ impl<'a> Exporter<'a> {
     fn next_part(
         &self,
         run: u64,
-        job: &Job,
+        job: &ExportJob,
         done: &[u64],
         waits: u32,
         files: &mut Vec<Arc<File>>,
     ) -> ExportPart {
         let (unproven, again): (Vec<_>, Vec<_>) = self.confirm(job, done).into_iter().unzip();
-        let mut building = Building::default();
+        let mut building = PartBuilder::default();
         let mut removed = {
             let mut progress = job.progress.lock();
             progress.todo.extend(again);
@@ -474,7 +474,7 @@ impl<'a> Exporter<'a> {
 
     /// Returns the next item of work. If none is left and no other part is in progress, searches
     /// the other names of hard-linked files first.
-    fn next_work(&self, job: &Job) -> Option<Work> {
+    fn next_work(&self, job: &ExportJob) -> Option<ExportWork> {
         let linked = {
             let mut progress = job.progress.lock();
             match progress.todo.pop() {
@@ -490,7 +490,7 @@ impl<'a> Exporter<'a> {
 
     /// Turns names into links if the file has another name outside the exported paths: the copy has
     /// the content there.
-    fn resolve(&self, job: &Job, linked: Vec<Linked>) -> Vec<Work> {
+    fn resolve(&self, job: &ExportJob, linked: Vec<LinkedName>) -> Vec<ExportWork> {
         let mut names: HashMap<Slot, u32> = HashMap::new();
         linked
             .iter()
@@ -527,12 +527,12 @@ impl<'a> Exporter<'a> {
         let how = |slot: Slot| {
             others
                 .get(&slot)
-                .map_or(How::Whole, |path| How::Link(path.clone()))
+                .map_or(ExportExtent::Whole, |path| ExportExtent::Link(path.clone()))
         };
         linked
             .iter()
             .map(|name| {
-                Work::one(
+                ExportWork::one(
                     name.path.clone(),
                     name.child,
                     Arc::clone(&name.trail),

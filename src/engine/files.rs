@@ -3,21 +3,21 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::compare::States;
-use super::listing::Kept;
-use super::past::Past;
+use super::compare::StateComparer;
+use super::listing::ListingCache;
+use super::past::PastNodes;
 use super::past::{PAST_HANDLE, PastHandle, PastNode};
 use super::request::NodeId;
-use super::request::{Entry, FOR_EVER, Fh, Listed, Looked, Seek};
+use super::request::{Entry, FOR_EVER, Fh, Listed, LookupResult, Seek};
 use crate::history::present::Trail;
 use crate::live::Live;
-use crate::live::{Change, Handle, HandleId};
+use crate::live::{ChangeCtx, Handle, HandleId};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
-use crate::sys::{self, Asker, Errno, Stat, SysResult};
+use crate::sys::{self, Errno, RequesterIds, Stat, SysResult};
 
 /// An open file of either kind.
-pub(super) enum Open {
+pub(super) enum OpenFileRef {
     Live(Arc<Handle>),
     Past(Arc<PastHandle>),
 }
@@ -31,16 +31,16 @@ const DESCRIPTORS_RESERVED: u64 = 512;
 /// The nodes and open files of views.
 pub(super) struct Views {
     pub(super) live: Arc<Live>,
-    pub(super) states: Arc<States>,
-    pub(super) past: Past,
-    pub(super) kept_listings: Kept,
+    pub(super) states: Arc<StateComparer>,
+    pub(super) past: PastNodes,
+    pub(super) kept_listings: ListingCache,
     /// Limit of descriptors of open files.
     descriptors_max: usize,
 }
 
 impl Views {
-    pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Views {
-        let (past, kept_listings) = (Past::default(), Kept::default());
+    pub(super) fn new(live: Arc<Live>, states: Arc<StateComparer>) -> Views {
+        let (past, kept_listings) = (PastNodes::default(), ListingCache::default());
         Views {
             live,
             states,
@@ -62,11 +62,11 @@ impl Views {
         }
     }
 
-    pub(super) fn open_file(&self, fh: Fh) -> SysResult<Open> {
+    pub(super) fn open_file(&self, fh: Fh) -> SysResult<OpenFileRef> {
         if fh.0 & PAST_HANDLE != 0 {
-            self.past.handle(fh).map(Open::Past)
+            self.past.handle(fh).map(OpenFileRef::Past)
         } else {
-            self.live.handles.get(HandleId(fh.0)).map(Open::Live)
+            self.live.handles.get(HandleId(fh.0)).map(OpenFileRef::Live)
         }
     }
 
@@ -90,11 +90,11 @@ impl Views {
     }
 
     /// Looks up a name in a directory of a view, and counts the lookup.
-    pub(super) fn past_lookup(&self, dir: &PastNode, name: &Name) -> SysResult<Looked> {
+    pub(super) fn past_lookup(&self, dir: &PastNode, name: &Name) -> SysResult<LookupResult> {
         self.check_kept(dir)?;
         match self.states.view(dir.state()).step(&dir.trail, name)? {
-            None => Ok(Looked::Absent(FOR_EVER)),
-            Some((child, trail)) => self.past_found(dir, child, trail).map(Looked::Found),
+            None => Ok(LookupResult::Absent(FOR_EVER)),
+            Some((child, trail)) => self.past_found(dir, child, trail).map(LookupResult::Found),
         }
     }
 
@@ -165,8 +165,8 @@ impl Views {
             (Some(file), Seek::Hole) => sys::seek_hole(file, offset),
         };
         match self.open_file(fh)? {
-            Open::Live(handle) => self.live.files.with_source(&handle, find),
-            Open::Past(handle) => {
+            OpenFileRef::Live(handle) => self.live.files.with_source(&handle, find),
+            OpenFileRef::Past(handle) => {
                 let view = self.states.view(handle.state());
                 handle.content.with(&view, find)
             }
@@ -176,8 +176,8 @@ impl Views {
     /// copy_file_range(2) between two open files; shares extents on filesystems with reflink.
     pub(super) fn copy_range(
         &self,
-        change: &Change,
-        asker: Asker,
+        change: &ChangeCtx,
+        asker: RequesterIds,
         from: (Fh, u64),
         (target, to): (&Handle, u64),
         length: u64,
@@ -186,8 +186,8 @@ impl Views {
         let source = self.open_file(from.0)?;
         // Sharing extents locks the source.
         self.live.busy.await_free(match &source {
-            Open::Live(source) => source.slot,
-            Open::Past(source) => source.slot(),
+            OpenFileRef::Live(source) => source.slot,
+            OpenFileRef::Past(source) => source.slot(),
         })?;
         let copy = |source: Option<&File>| {
             let Some(source) = source else { return Ok(0) };
@@ -199,8 +199,8 @@ impl Views {
                 })
         };
         let copied = match source {
-            Open::Live(source) => self.live.files.with_source(&source, copy)?,
-            Open::Past(source) => {
+            OpenFileRef::Live(source) => self.live.files.with_source(&source, copy)?,
+            OpenFileRef::Past(source) => {
                 let view = self.states.view(source.state());
                 source.content.with(&view, copy)?
             }

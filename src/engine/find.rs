@@ -10,33 +10,33 @@ use super::api::{
 };
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
-use super::counted::Counted;
+use super::counted::DiffCountCache;
 use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
-use crate::history::state::State;
-use crate::history::versions::{Asked, Became, Version};
+use crate::history::state::TreeState;
+use crate::history::versions::{Version, VersionChange, VersionQuery};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
-use crate::store::operation::{Deed, Retagged};
-use crate::store::record::{Actor, Kept, Record};
+use crate::store::operation::{OperationEffect, TagChange};
+use crate::store::record::{Actor, CheckpointState, Record};
 use crate::sys::{Errno, Kind, SysResult};
 
 /// Time per reply spent on counting differences between checkpoints.
 const COUNT_MAX: Duration = Duration::from_millis(200);
 
 /// A parsed query.
-pub(super) struct Matcher<'a> {
+pub(super) struct QueryMatcher<'a> {
     query: &'a Query,
     note: Option<String>,
     since_ns: i128,
     until_ns: i128,
 }
 
-impl<'a> Matcher<'a> {
+impl<'a> QueryMatcher<'a> {
     /// # Errors
     /// `bad-time`.
-    pub(super) fn new(query: &'a Query) -> VerbResult<Matcher<'a>> {
+    pub(super) fn new(query: &'a Query) -> VerbResult<QueryMatcher<'a>> {
         let time = |text: &Option<String>, otherwise| match text {
             Some(text) => parse_time(text)
                 .map(jiff::Timestamp::as_nanosecond)
@@ -44,7 +44,7 @@ impl<'a> Matcher<'a> {
             None => Ok(otherwise),
         };
         let note = query.note.as_ref().map(|note| note.to_lowercase());
-        Ok(Matcher {
+        Ok(QueryMatcher {
             query,
             note,
             since_ns: time(&query.since, i128::MIN)?,
@@ -53,7 +53,7 @@ impl<'a> Matcher<'a> {
     }
 
     /// Returns whether a checkpoint's record meets all conditions.
-    pub(super) fn takes(&self, checkpoint: &Kept) -> bool {
+    pub(super) fn takes(&self, checkpoint: &CheckpointState) -> bool {
         let created = i128::from(checkpoint.state_ns());
         let has_label = |(key, value): &(String, String)| {
             checkpoint
@@ -116,14 +116,14 @@ fn is_like(text: &str, pattern: &str) -> bool {
 /// Finds checkpoints and versions of paths.
 pub(super) struct Search {
     pub(super) checkpoints: Arc<Checkpoints>,
-    counted: Counted,
+    counted: DiffCountCache,
 }
 
 impl Search {
     pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Search {
         Search {
             checkpoints,
-            counted: Counted::default(),
+            counted: DiffCountCache::default(),
         }
     }
 
@@ -152,7 +152,7 @@ impl Search {
         let changes = self
             .checkpoints
             .states
-            .compare(State::At(pair.1), State::At(pair.0), b"")
+            .compare(TreeState::At(pair.1), TreeState::At(pair.0), b"")
             .ok()?;
         let count = changes.len() as u64;
         // Unreadable paths may be readable the next time.
@@ -166,9 +166,9 @@ impl Search {
     }
 
     fn found(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
-        let (matcher, catalogue) = (Matcher::new(query)?, &self.timeline().catalogue);
+        let (matcher, catalogue) = (QueryMatcher::new(query)?, &self.timeline().catalogue);
         let limit = query.limit.unwrap_or(usize::MAX);
-        let told = |found: &mut dyn Iterator<Item = Kept>| {
+        let told = |found: &mut dyn Iterator<Item = CheckpointState>| {
             found
                 .filter(|kept| matcher.takes(kept))
                 .take(limit)
@@ -217,14 +217,14 @@ impl Search {
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
         let kept: Vec<CheckpointId> = self.timeline().catalogue.checkpoint_ids();
-        let below = |from: State, to: State| -> SysResult<bool> {
+        let below = |from: TreeState, to: TreeState| -> SysResult<bool> {
             Ok(!self
                 .checkpoints
                 .states
                 .compare(from, to, &path.0)?
                 .is_empty())
         };
-        let asked = Asked {
+        let asked = VersionQuery {
             timeline: self.timeline(),
             path: &path.0,
             kept: &kept,
@@ -246,11 +246,11 @@ impl Search {
         VersionInfo {
             checkpoint: checkpoint.as_ref().map(CheckpointInfo::new),
             change: match version.became {
-                Became::Added => VersionKind::Added,
-                Became::Modified => VersionKind::Modified,
-                Became::Deleted => VersionKind::Deleted,
-                Became::TypeChanged => VersionKind::TypeChanged,
-                Became::Unknown => VersionKind::Unknown,
+                VersionChange::Added => VersionKind::Added,
+                VersionChange::Modified => VersionKind::Modified,
+                VersionChange::Deleted => VersionKind::Deleted,
+                VersionChange::TypeChanged => VersionKind::TypeChanged,
+                VersionChange::Unknown => VersionKind::Unknown,
             },
             kind: stat.map(|stat| stat.kind),
             size: stat
@@ -302,10 +302,11 @@ impl Checkpoints {
 
     /// Sets the tags of a checkpoint, and removes them from all others.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
-        let losing =
-            |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
+        let losing = |other: &CheckpointState| {
+            other.id != id && other.tags.iter().any(|tag| tags.contains(tag))
+        };
         let losers = self.timeline().catalogue.newest(usize::MAX, losing);
-        let without = |other: Kept| {
+        let without = |other: CheckpointState| {
             let (id, mut left) = (other.id, other.checkpoint.tags);
             left.retain(|tag| !tags.contains(tag));
             (id, left)
@@ -334,7 +335,7 @@ impl Checkpoints {
                     .cloned()
                     .collect()
             };
-            changes.push(Retagged {
+            changes.push(TagChange {
                 id,
                 lost: not_in(&before, &tags),
                 got: not_in(&tags, &before),
@@ -343,7 +344,7 @@ impl Checkpoints {
         }
         self.timeline()
             .operations
-            .operate(by, undoes, Deed::Tagged { changes }, records)
+            .operate(by, undoes, OperationEffect::Tagged { changes }, records)
     }
 }
 
@@ -351,13 +352,16 @@ impl Checkpoints {
 ///
 /// # Errors
 /// `bad-time`; `not-mounted` for conditions that need a daemon.
-pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+pub(super) fn find_offline(
+    checkpoints: &[CheckpointState],
+    query: &Query,
+) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
         return Err(error::not_mounted(
             "which checkpoints changed a path is only known while the directory is mounted",
         ));
     }
-    let matcher = Matcher::new(query)?;
+    let matcher = QueryMatcher::new(query)?;
     let found = checkpoints
         .iter()
         .rev()

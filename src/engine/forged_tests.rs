@@ -22,13 +22,13 @@ use super::requester::Requester;
 use super::verbs::Request;
 use super::{Config, Engine};
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::operation::{Deed, Operation};
+use crate::store::operation::{Operation, OperationEffect};
 use crate::store::record::{
-    Actor, AttrState, Checkpoint, Child, DataState, Dropped, ObjectHash, Place, Reason, Record,
-    Touch, Undo,
+    Actor, AttrState, Checkpoint, Child, DataState, Dropped, ObjectHash, Place, ProcessChange,
+    Reason, Record, Undo,
 };
 use crate::sys::fuzz::{config, within};
 use crate::sys::{Kind, Protection, Stat, Time};
@@ -242,7 +242,7 @@ impl Forger<'_> {
 
     fn operation(&mut self) -> Record {
         self.operations = self.number(self.operations.saturating_add(1));
-        let deed = Deed::Restored {
+        let deed = OperationEffect::Restored {
             target: self.id(),
             guard: self.id(),
             paths: Vec::new(),
@@ -319,8 +319,8 @@ impl Forger<'_> {
             _ => Record::Touched {
                 processes: Vec::new(),
                 touches: vec![
-                    Touch::Gone { slot: self.slot() },
-                    Touch::Data {
+                    ProcessChange::Gone { slot: self.slot() },
+                    ProcessChange::Data {
                         by: 9,
                         slot: self.slot(),
                     },
@@ -386,7 +386,7 @@ fn forge(dir: &Path, bytes: &[u8]) {
     }
 }
 
-fn look_around(engine: &Engine, state: State) {
+fn look_around(engine: &Engine, state: TreeState) {
     let view = engine.states.view(state);
     let (mut open, mut looks) = (vec![Trail::root()], 0);
     while let Some(dir) = open.pop() {
@@ -502,7 +502,7 @@ fn use_it(dir: &Path) {
     let ask = |request: Request| drop(request.answer(&engine, &by));
     let ids = engine.timeline().catalogue.checkpoint_ids();
     for id in ids.iter().take(5) {
-        look_around(&engine, State::At(*id));
+        look_around(&engine, TreeState::At(*id));
     }
     ask_all(&ids, ask);
     let _ = (export(&engine, None), export(&engine, ids.last().copied()));
@@ -524,7 +524,7 @@ fn use_it(dir: &Path) {
         dry_run: false,
     };
     ask(undo.into());
-    look_around(&engine, State::Live);
+    look_around(&engine, TreeState::Live);
     assert!(
         fs::symlink_metadata(dir.join(".ckptfs/format")).is_ok(),
         "the store is where it was"

@@ -22,22 +22,22 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use self::plan::{Plan, plan};
-use self::tiers::Matching;
+use self::plan::{GcPlan, plan};
+use self::tiers::TierMatching;
 use super::api::{CheckpointInfo, VerbResult};
 use super::checkpoint::Checkpoints;
-use super::compare::States;
+use super::compare::StateComparer;
 use super::control::Snapdir;
 use super::error;
-use super::retention::{Applied, Retention, Rule};
-use super::runs::{PART_TIME, Runs, go_on};
-use super::serving::Serving;
-use super::space::Measuring;
+use super::retention::{Retention, Rule, RuleContext};
+use super::runs::{PART_TIME, SlicedRuns, go_on};
+use super::serving::ServingEnv;
+use super::space::SpaceMeasurement;
 use crate::live::Live;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
-use crate::store::operation::{BY_RULE, Deed};
-use crate::store::record::{Actor, Kept, Record};
-use crate::sys::{self, Errno, Gently};
+use crate::store::operation::{BY_RULE, OperationEffect};
+use crate::store::record::{Actor, CheckpointState, Record};
+use crate::sys::{self, Errno, ThrottledUnlink};
 
 /// Time that a run waits at its end for removed versions to be closed, and the polling interval.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -63,8 +63,8 @@ pub struct GcOptions {
 }
 
 impl GcOptions {
-    fn applied(&self, now_ns: i64) -> Applied<'_> {
-        Applied {
+    fn applied(&self, now_ns: i64) -> RuleContext<'_> {
+        RuleContext {
             retention: &self.retention,
             automatic: self.automatic,
             now_ns,
@@ -84,7 +84,7 @@ pub struct GcKept {
 /// Reason for the removal of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum GcWhy {
+pub enum GcReason {
     /// It had been deleted or undone, and could still be restored.
     Deleted,
     /// No rule keeps it.
@@ -95,11 +95,11 @@ pub enum GcWhy {
 
 /// A checkpoint that is removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GcGone {
+pub struct GcRemoved {
     /// The checkpoint.
     pub id: CheckpointId,
     /// The reason.
-    pub why: GcWhy,
+    pub why: GcReason,
     /// Bytes freed with it, after those before it in the list.
     pub bytes: u64,
 }
@@ -142,7 +142,7 @@ pub struct GcReport {
     /// Checkpoints kept and their rules, oldest first; set when finished.
     pub kept: Vec<GcKept>,
     /// Checkpoints removed, in order; set when finished.
-    pub gone: Vec<GcGone>,
+    pub gone: Vec<GcRemoved>,
     /// Unneeded versions left by a deletion or an interrupted run.
     pub leftovers: u64,
     /// Bytes freed with them.
@@ -166,19 +166,19 @@ pub struct GcReport {
 }
 
 /// A run in progress.
-enum Run {
-    Measuring(Box<Measuring>, Vec<Kept>),
-    Matching(Box<Matching>),
-    Freeing(Box<Plan>),
+enum GcRun {
+    Measuring(Box<SpaceMeasurement>, Vec<CheckpointState>),
+    Matching(Box<TierMatching>),
+    Freeing(Box<GcPlan>),
 }
 
-impl Run {
+impl GcRun {
     /// Returns the progress.
     fn told(&self, options: &GcOptions) -> GcReport {
         let ((done, total), report) = match self {
-            Run::Measuring(measuring, _) => (measuring.progress(), GcReport::default()),
-            Run::Matching(matching) => (matching.progress(), GcReport::default()),
-            Run::Freeing(plan) => (
+            GcRun::Measuring(measuring, _) => (measuring.progress(), GcReport::default()),
+            GcRun::Matching(matching) => (matching.progress(), GcReport::default()),
+            GcRun::Freeing(plan) => (
                 (plan.report.done, plan.report.total),
                 GcReport {
                     kept: Vec::new(),
@@ -198,30 +198,30 @@ impl Run {
 }
 
 /// Applies retention rules and measures the history.
-pub(super) struct Collector {
+pub(super) struct GarbageCollector {
     pub(super) live: Arc<Live>,
-    pub(super) serving: Arc<Serving>,
-    pub(super) states: Arc<States>,
+    pub(super) serving: Arc<ServingEnv>,
+    pub(super) states: Arc<StateComparer>,
     pub(super) snapdir: Arc<Snapdir>,
     pub(super) checkpoints: Arc<Checkpoints>,
-    gc_runs: Runs<Run>,
-    pub(super) du_runs: Runs<Box<Measuring>>,
+    gc_runs: SlicedRuns<GcRun>,
+    pub(super) du_runs: SlicedRuns<Box<SpaceMeasurement>>,
     /// Bytes by which the history exceeded its limit after the last plan.
     pub(super) over_bytes: AtomicU64,
     /// Number of tripwire marks freed for lack of space since the daemon started.
     pub(super) yielded: AtomicU64,
 }
 
-impl Collector {
-    pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Collector {
-        Collector {
+impl GarbageCollector {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>) -> GarbageCollector {
+        GarbageCollector {
             live: Arc::clone(&checkpoints.live),
             serving: Arc::clone(&checkpoints.serving),
             states: Arc::clone(&checkpoints.states),
             snapdir: Arc::clone(&checkpoints.snapdir),
             checkpoints,
-            gc_runs: Runs::default(),
-            du_runs: Runs::default(),
+            gc_runs: SlicedRuns::default(),
+            du_runs: SlicedRuns::default(),
             over_bytes: AtomicU64::new(0),
             yielded: AtomicU64::new(0),
         }
@@ -242,22 +242,24 @@ impl Collector {
                 return Ok(GcReport { run, ..report });
             }
             run = match run {
-                Run::Measuring(measuring, checkpoints) => Run::Matching(Box::new(Matching::new(
-                    measuring.finish(self.keeps_extents_whole()),
-                    checkpoints,
-                    options,
-                    &self.held(options.automatic)?,
-                )?)),
-                Run::Matching(matching) => {
+                GcRun::Measuring(measuring, checkpoints) => {
+                    GcRun::Matching(Box::new(TierMatching::new(
+                        measuring.finish(self.keeps_extents_whole()),
+                        checkpoints,
+                        options,
+                        &self.held(options.automatic)?,
+                    )?))
+                }
+                GcRun::Matching(matching) => {
                     let plan = plan(&matching, options, &self.held(options.automatic)?);
                     self.over_bytes
                         .store(plan.report.over_bytes, Ordering::Relaxed);
                     if options.dry_run {
                         break plan.report;
                     }
-                    Run::Freeing(Box::new(plan))
+                    GcRun::Freeing(Box::new(plan))
                 }
-                Run::Freeing(mut plan) => {
+                GcRun::Freeing(mut plan) => {
                     plan.report.held_bytes = self.end_gc(&plan);
                     let GcReport {
                         history_bytes,
@@ -278,29 +280,31 @@ impl Collector {
     }
 
     /// Begins a run with all checkpoints, hidden or not, and all captured versions.
-    fn begin_gc(&self) -> VerbResult<Run> {
+    fn begin_gc(&self) -> VerbResult<GcRun> {
         // Before the census: only a checkpoint made between the two is missing, and it is the
         // newest.
         let checkpoints = self.timeline().catalogue.stored();
-        Ok(Run::Measuring(Box::new(self.measuring()?), checkpoints))
+        Ok(GcRun::Measuring(Box::new(self.measuring()?), checkpoints))
     }
 
     /// Begins to measure all versions.
-    pub(super) fn measuring(&self) -> VerbResult<Measuring> {
+    pub(super) fn measuring(&self) -> VerbResult<SpaceMeasurement> {
         let census = self.timeline().census();
-        census.map(Measuring::new).map_err(error::history_unread)
+        census
+            .map(SpaceMeasurement::new)
+            .map_err(error::history_unread)
     }
 
     /// Continues a run for one part. Returns `false` when its current stage is complete.
-    fn work(&self, by: &Actor, run: &mut Run, until: Instant) -> VerbResult<bool> {
+    fn work(&self, by: &Actor, run: &mut GcRun, until: Instant) -> VerbResult<bool> {
         match run {
-            Run::Measuring(measuring, _) => go_on(until, || {
+            GcRun::Measuring(measuring, _) => go_on(until, || {
                 self.measure_next(measuring).map_err(error::version_unread)
             }),
-            Run::Matching(matching) => go_on(until, || {
+            GcRun::Matching(matching) => go_on(until, || {
                 self.match_next(matching).map_err(error::version_unread)
             }),
-            Run::Freeing(plan) => {
+            GcRun::Freeing(plan) => {
                 let more = go_on(until, || self.free_next(by, plan))?;
                 if more {
                     // Small commits of the filesystem block other processes for a shorter time.
@@ -315,7 +319,7 @@ impl Collector {
     }
 
     /// Removes the next version, or deletes the next checkpoint; `false` at the end.
-    fn free_next(&self, by: &Actor, plan: &mut Plan) -> VerbResult<bool> {
+    fn free_next(&self, by: &Actor, plan: &mut GcPlan) -> VerbResult<bool> {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
             let stays = |id: &CheckpointId| {
@@ -370,7 +374,12 @@ impl Collector {
 
     /// Deletes a checkpoint, unless it was pinned, tagged or undeleted since the plan. Returns
     /// whether it no longer exists. `hides`: it can be restored until a later run frees it.
-    fn delete_planned(&self, by: &Actor, planned: &Kept, hides: bool) -> VerbResult<bool> {
+    fn delete_planned(
+        &self,
+        by: &Actor,
+        planned: &CheckpointState,
+        hides: bool,
+    ) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
             let catalogue = &self.timeline().catalogue;
@@ -389,7 +398,7 @@ impl Collector {
                 true => operations.operate(
                     by,
                     BY_RULE,
-                    Deed::Deleted { id, freed },
+                    OperationEffect::Deleted { id, freed },
                     vec![Record::Hidden { id, hidden: true }],
                 ),
                 false => operations.free(by, id),
@@ -413,7 +422,7 @@ impl Collector {
 
     /// Removes empty layers, and syncs so that the space is free on return; the index is compacted
     /// in idle time. Returns the bytes of removed versions that are still open in this process.
-    fn end_gc(&self, Plan { epochs, report, .. }: &Plan) -> u64 {
+    fn end_gc(&self, GcPlan { epochs, report, .. }: &GcPlan) -> u64 {
         self.snapdir.snapdir_changed();
         if epochs.is_empty() && report.gone.is_empty() {
             return 0;
@@ -460,7 +469,7 @@ fn closed(removed: bool) -> u64 {
 impl Checkpoints {
     /// Removes the empty layers of these epochs, except that of the open epoch.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
-        let mut gently = Gently::default();
+        let mut gently = ThrottledUnlink::default();
         for epoch in epochs.range(..self.timeline().epochs.epoch()) {
             gently.removed(&self.serving.store_dir);
             if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {

@@ -8,7 +8,7 @@ use super::api::VerbResult;
 use super::error;
 use super::requester::Requester;
 use super::verb::Verb;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::ids::CheckpointId;
 
 /// Limits of changes and of checkpoints since the base, beyond which the tree counts as changed
@@ -18,24 +18,24 @@ const CHECKPOINTS_MAX: u64 = 8;
 
 /// Requests the tree's base and whether the tree differs from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Glance;
+pub struct PromptQuery;
 
 /// The reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Glanced {
+pub struct PromptStatus {
     /// The tree's base, as [`super::api::Status::base`].
     pub base: Option<CheckpointId>,
     /// The tree differs from it. After many changes, reverted ones count as well as others.
     pub changed: bool,
 }
 
-impl Verb for Glance {
-    type Answer = Glanced;
+impl Verb for PromptQuery {
+    type Answer = PromptStatus;
     const ONLY_ASKS: bool = true;
 
-    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Glanced> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<PromptStatus> {
         let Some(base) = engine.timeline().base() else {
-            return Ok(Glanced {
+            return Ok(PromptStatus {
                 base: None,
                 changed: true,
             });
@@ -44,12 +44,14 @@ impl Verb for Glance {
         let since = epochs.epoch().0.saturating_sub(base.0);
         let changed = if epochs.dirty() <= CHANGES_MAX && since <= CHECKPOINTS_MAX {
             engine.checkpoints.settle();
-            let changes = engine.states.compare_all(State::At(base), State::Live);
+            let changes = engine
+                .states
+                .compare_all(TreeState::At(base), TreeState::Live);
             !changes.map_err(error::tree_not_compared)?.is_empty()
         } else {
             true
         };
-        Ok(Glanced {
+        Ok(PromptStatus {
             base: Some(base),
             changed,
         })

@@ -28,7 +28,7 @@ use super::api::VerbResult;
 use super::config::HooksConfig;
 use super::error;
 use super::origin::TYPED_PASSWORD;
-use super::serving::Serving;
+use super::serving::ServingEnv;
 use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
@@ -229,7 +229,7 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
 /// so that quiesced services resume; it receives the result.
 pub(super) fn around<T>(
     hooks: Option<&Hooks>,
-    serving: &Serving,
+    serving: &ServingEnv,
     by: &Actor,
     (verb, mut variables): (&'static str, Variables),
     act: impl FnOnce() -> VerbResult<T>,

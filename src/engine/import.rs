@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::announce::{Step, What};
+use super::announce::{Announcement, EventKind};
 use super::api::{TreePath, VerbResult};
 use super::control::SNAPDIR;
 use super::export::parts::Refused;
 use super::request::NodeId;
 use super::restore::Restorer;
-use super::restore::stale::Stale;
+use super::restore::stale::StaleEntries;
 use super::{Engine, error};
-use crate::history::state::State;
-use crate::live::{At, Change, Turn};
+use crate::history::state::TreeState;
+use crate::live::{ChangeCtx, KernelRequest, NodeRef};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Actor;
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -118,7 +118,7 @@ impl<'a> Importer<'a> {
 
     fn put_staged(&self, by: &Actor, staged: &[(String, TreePath)]) -> Vec<Refused> {
         let mut refused = Vec::new();
-        let (mut stale, mut steps) = (Stale::default(), Vec::new());
+        let (mut stale, mut steps) = (StaleEntries::default(), Vec::new());
         let freeze = match self.engine.live.busy.freeze() {
             Ok(freeze) => freeze,
             Err(errno) => {
@@ -134,7 +134,7 @@ impl<'a> Importer<'a> {
         // A restore may have planned with the former state.
         self.engine.live.locks.count_change();
         let tree = self.engine.live.locks.tree.write();
-        let change = Change::by(Some(
+        let change = ChangeCtx::by(Some(
             self.timeline()
                 .processes
                 .number(super::attribution::actor_process(by)),
@@ -159,11 +159,11 @@ impl<'a> Importer<'a> {
 
     fn put_one(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         staged: &str,
         path: &[u8],
-        stale: &mut Stale,
-        steps: &mut Vec<Step>,
+        stale: &mut StaleEntries,
+        steps: &mut Vec<Announcement>,
     ) -> SysResult<()> {
         if !staged.starts_with(STAGED_PREFIX) || staged.contains('/') {
             return Err(Errno::EINVAL);
@@ -182,7 +182,7 @@ impl<'a> Importer<'a> {
         {
             return Err(Errno::EINVAL);
         }
-        let found = self.engine.states.view(State::Live).walk(above)?;
+        let found = self.engine.states.view(TreeState::Live).walk(above)?;
         let (dir, trail) = found.ok_or(Errno::ENOENT)?;
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
@@ -195,13 +195,13 @@ impl<'a> Importer<'a> {
         let staged = stage.take_up(Name::new(staged.as_bytes()))?;
         let slot = stage.adopt(change, &staged)?;
         let name = Name::new(name);
-        let to = (At::from(&trail), &name);
+        let to = (NodeRef::from(&trail), &name);
         let replaced = self.engine.live.names.rename_in(
             change,
-            (At::from(Slot::STAGING), &staged.place().name),
+            (NodeRef::from(Slot::STAGING), &staged.place().name),
             to,
             RenameMode::Replace,
-            Turn::default(),
+            KernelRequest::default(),
         )?;
         stale.names.push((dir.slot, name.clone()));
         stale.nodes.extend([slot, dir.slot]);
@@ -213,11 +213,11 @@ impl<'a> Importer<'a> {
             None => {}
         }
         let what = if replaced.is_some() && staged.kind() != Kind::Dir {
-            What::Replaced
+            EventKind::Replaced
         } else {
-            What::Come(staged.kind())
+            EventKind::Come(staged.kind())
         };
-        steps.push(Step {
+        steps.push(Announcement {
             dir: dir.slot,
             name,
             node: None,

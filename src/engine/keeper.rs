@@ -10,17 +10,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::auto::daemon;
-use super::gc::{Collector, GcOptions};
+use super::gc::{GarbageCollector, GcOptions};
 use super::retention::Retention;
 use super::worker::Worker;
-use crate::store::record::Kept;
+use crate::store::record::CheckpointState;
 
 /// Interval between reads of the configuration.
 pub(super) const PERIOD: Duration = Duration::from_secs(2);
 
 /// Schedules automatic runs.
-pub(super) struct Keeper {
-    collector: Weak<Collector>,
+pub(super) struct RetentionRunner {
+    collector: Weak<GarbageCollector>,
     /// `retention.auto` as of the last round.
     every: Option<Duration>,
     /// End of the last run, or start of the mount or of this interval: the first run is one
@@ -28,9 +28,9 @@ pub(super) struct Keeper {
     last: Instant,
 }
 
-impl Keeper {
-    pub(super) fn new(collector: Weak<Collector>) -> Keeper {
-        Keeper {
+impl RetentionRunner {
+    pub(super) fn new(collector: Weak<GarbageCollector>) -> RetentionRunner {
+        RetentionRunner {
             collector,
             every: None,
             last: Instant::now(),
@@ -58,13 +58,14 @@ impl Keeper {
 }
 
 /// Frees confirmed tripwire marks, oldest first, while space is short.
-fn yield_marks(collector: &Collector) {
+fn yield_marks(collector: &GarbageCollector) {
     let reserve = &collector.timeline().store().reserve;
     if !reserve.is_short() {
         return;
     }
-    let yields =
-        |kept: &Kept| kept.reason.is_mark() && kept.tags.is_empty() && kept.pinned.is_none();
+    let yields = |kept: &CheckpointState| {
+        kept.reason.is_mark() && kept.tags.is_empty() && kept.pinned.is_none()
+    };
     let marks = collector.timeline().catalogue.newest(usize::MAX, yields);
     let mut freed = 0_u64;
     for mark in marks.iter().rev() {
@@ -85,7 +86,7 @@ fn yield_marks(collector: &Collector) {
     }
 }
 
-fn thin_out(worker: &Worker, collector: &Collector, retention: Retention) {
+fn thin_out(worker: &Worker, collector: &GarbageCollector, retention: Retention) {
     let mut options = GcOptions {
         retention,
         dry_run: false,

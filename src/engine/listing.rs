@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::control::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
 use super::files::Views;
-use super::past::{Past, PastNode};
+use super::past::{PastNode, PastNodes};
 use super::request::{Listed, Names, NodeId};
 use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
@@ -28,7 +28,7 @@ const KEPT_NAMES_MAX: usize = 100_000;
 /// Cache of the most recent view listings: a long one is read in parts, and a short one twice,
 /// because the kernel detects its end by an empty reply.
 #[derive(Default)]
-pub(super) struct Kept(Mutex<VecDeque<Listing>>);
+pub(super) struct ListingCache(Mutex<VecDeque<Listing>>);
 
 struct Listing {
     of: NodeId,
@@ -38,7 +38,7 @@ struct Listing {
     end: u64,
 }
 
-impl Kept {
+impl ListingCache {
     /// Returns the names after `offset`; `make` returns the whole listing, sorted by offset.
     fn part(
         &self,
@@ -121,7 +121,7 @@ impl Views {
             names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
             let dot = |name: &[u8]| (name.to_vec(), dir.id, Kind::Dir, dir.id.0);
             let children = names.into_iter().map(|(name, child)| {
-                let node = Past::number(dir.checkpoint, dir.door, child);
+                let node = PastNodes::number(dir.checkpoint, dir.door, child);
                 (name.as_bytes().to_vec(), node, child.kind, child.slot.0)
             });
             let all = [dot(b"."), dot(b"..")].into_iter().chain(children).zip(1..);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// Reads a listing to its end and once more, as the kernel does. Returns how often it was made.
-    fn read(kept: &Kept, node: u64, count: usize) -> u32 {
+    fn read(kept: &ListingCache, node: u64, count: usize) -> u32 {
         let (mut made, mut offset, mut names, mut ends) = (0, 0, 0, 0);
         while ends < 2 {
             let part = kept.part(NodeId(node), offset, || {
@@ -235,7 +235,7 @@ mod tests {
         made
     }
 
-    fn names_kept(kept: &Kept) -> usize {
+    fn names_kept(kept: &ListingCache) -> usize {
         kept.0
             .lock()
             .iter()
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn few_listings_are_kept() {
-        let kept = Kept::default();
+        let kept = ListingCache::default();
         for node in 0..=KEPT_MAX as u64 {
             assert_eq!(read(&kept, node, 1), 1);
         }
@@ -260,7 +260,7 @@ mod tests {
     /// With a limit of 64 listings but not of names, 64 directories of a million names take 6 GB.
     #[test]
     fn few_names_are_kept_but_one_that_is_read_is_made_once() {
-        let kept = Kept::default();
+        let kept = ListingCache::default();
         let half = KEPT_NAMES_MAX / 2;
         for node in 0..4 {
             assert_eq!(read(&kept, node, half), 1);

@@ -90,22 +90,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::history::base::Base;
-use crate::history::present::Present;
+use crate::history::present::LiveTree;
 use crate::history::timeline::Timeline;
 use crate::live::Live;
-pub use crate::live::{HashMode, Keep};
-use absence::Absences;
+pub use crate::live::{SavePolicy, SealerMode};
+use absence::OfflineChanges;
 use auto::Automatic;
 use check::Verifier;
 use checkpoint::Checkpoints;
-use compare::States;
+use compare::StateComparer;
 pub use config::{Config, IoChoice};
 use control::Snapdir;
 use dedup::Dedup;
 use files::Views;
 use find::Search;
-use gc::Collector;
-use serving::Serving;
+use gc::GarbageCollector;
+use serving::ServingEnv;
 
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
@@ -114,27 +114,32 @@ use crate::sys::lock::Mutex;
 /// A served tree. See the module.
 pub struct Engine {
     live: Arc<Live>,
-    serving: Arc<Serving>,
-    states: Arc<States>,
+    serving: Arc<ServingEnv>,
+    states: Arc<StateComparer>,
     views: Arc<Views>,
     snapdir: Arc<Snapdir>,
     checkpoints: Arc<Checkpoints>,
-    absences: Absences,
+    absences: OfflineChanges,
     automatic: Arc<Automatic>,
-    collector: Arc<Collector>,
+    collector: Arc<GarbageCollector>,
     search: Search,
     verifier: Verifier,
     dedup: Dedup,
     branches: branches::Branches,
     announcer: Arc<announce::Announcer>,
-    succession: Option<succession::Succession>,
+    succession: Option<succession::WorkerHandover>,
     /// The source of content not stored locally, if any.
-    origin: Option<Arc<dyn origin::Origin>>,
+    origin: Option<Arc<dyn origin::RemoteLayer>>,
     /// Pending invalidations of a restore that this worker finished before it served the tree.
-    stale: Mutex<Option<(restore::stale::Stale, crate::live::Forgetting)>>,
+    stale: Mutex<
+        Option<(
+            restore::stale::StaleEntries,
+            crate::live::PendingInvalidation,
+        )>,
+    >,
     /// Serializes kernel requests that make a checkpoint: a second one would occupy the last thread
     /// able to serve the requests that the first waits for.
-    asked_by_kernel: Mutex<quota::Pace>,
+    asked_by_kernel: Mutex<quota::TokenBuckets>,
     keeper: Arc<worker::Worker>,
     exports: export::Exports,
     started: String,
@@ -153,7 +158,7 @@ impl Engine {
     }
 
     /// Sets the content to preserve at unmount; `None`: unchanged, or as configured.
-    pub fn keep_at_end(&self, keep: Option<Keep>) {
+    pub fn keep_at_end(&self, keep: Option<SavePolicy>) {
         if keep.is_some() {
             *self.absences.keep.lock() = keep;
         }
@@ -204,7 +209,7 @@ impl Engine {
     /// Returns a checkpoint as the base of a branch. The caller must hold the checkpoint for the
     /// lifetime of the branch.
     pub fn as_base(&self, at: CheckpointId) -> Arc<Base> {
-        let present = Arc::clone(&self.live.inodes) as Arc<dyn Present>;
+        let present = Arc::clone(&self.live.inodes) as Arc<dyn LiveTree>;
         let depth = self.live.inodes.level();
         Arc::new(Base::of_parent(
             Arc::clone(self.live.timeline()),
@@ -215,7 +220,7 @@ impl Engine {
     }
 
     /// Returns the paths of the tree and its mount.
-    pub fn place(&self) -> &place::Place {
+    pub fn place(&self) -> &place::ServedPaths {
         &self.serving.place
     }
 
@@ -238,16 +243,16 @@ macro_rules! reaches_timeline {
 
 reaches_timeline! {
     Engine: live;
-    States: live;
+    StateComparer: live;
     Checkpoints: live;
-    Collector: live;
+    GarbageCollector: live;
     Search: checkpoints.live;
     Verifier: live;
     Dedup: live;
     Views: live;
     Snapdir: live;
     Automatic: live;
-    Absences: live;
+    OfflineChanges: live;
     restore::Restorer<'_>: engine.live;
     undo::Undoer<'_>: engine.live;
     export::Exporter<'_>: engine.live;

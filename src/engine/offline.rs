@@ -5,19 +5,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::api::attribution::OpenAtCut;
 use super::api::{CheckpointInfo, StateName, VerbError, VerbResult};
 use super::error;
-use crate::history::select::{Known, Unselected, select};
-use crate::history::state::State;
+use crate::history::select::{SelectCandidate, SelectError, select};
+use crate::history::state::TreeState;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;
-use crate::store::record::{Kept, Record};
+use crate::store::record::{CheckpointState, Record};
 use crate::store::{self, StoreError};
 
 /// The checkpoints of a store, read once. [`super::verb::Verb::read`] uses it; all other verbs need
 /// a mount or [`super::check`].
 pub struct Offline {
     /// Oldest first.
-    checkpoints: Vec<Kept>,
+    checkpoints: Vec<CheckpointState>,
     root: OwnedFd,
 }
 
@@ -49,7 +49,7 @@ impl Offline {
     }
 
     /// Oldest first.
-    pub(super) fn checkpoints(&self) -> &[Kept] {
+    pub(super) fn checkpoints(&self) -> &[CheckpointState] {
         &self.checkpoints
     }
 
@@ -62,10 +62,10 @@ impl Offline {
                 .collect();
             error::unselected(&state.0, why, &known)
         };
-        let known: Vec<Known<'_>> = self
+        let known: Vec<SelectCandidate<'_>> = self
             .checkpoints
             .iter()
-            .map(|kept| Known {
+            .map(|kept| SelectCandidate {
                 id: kept.id,
                 tags: &kept.tags,
                 state_ns: kept.state_ns(),
@@ -73,14 +73,14 @@ impl Offline {
             })
             .collect();
         let id = match select(&state.0, &known).map_err(unselected)? {
-            State::At(id) => id,
-            State::Live => return Err(unselected(Unselected::Unknown)),
+            TreeState::At(id) => id,
+            TreeState::Live => return Err(unselected(SelectError::Unknown)),
         };
         self.checkpoints
             .iter()
             .find(|kept| kept.id == id)
             .map(CheckpointInfo::new)
-            .ok_or_else(|| unselected(Unselected::Unknown))
+            .ok_or_else(|| unselected(SelectError::Unknown))
             .map(|info| {
                 let open_at_cut = self.open_at(id);
                 CheckpointInfo {

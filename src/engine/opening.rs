@@ -6,38 +6,38 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::Engine;
-use super::absence::Absences;
+use super::absence::OfflineChanges;
 use super::api::{VerbError, VerbResult};
 use super::auto::Automatic;
 use super::branches::Branches;
 use super::check::Verifier;
 use super::checkpoint::Checkpoints;
-use super::compare::States;
+use super::compare::StateComparer;
 use super::config::Config;
-use super::config::{Served, probe_reflink, probe_times};
+use super::config::{EffectiveConfig, probe_reflink, probe_times};
 use super::control::Snapdir;
 use super::dedup::Dedup;
 use super::durable::sync_checkpoints;
 use super::error::{self, Code};
 use super::files::Views;
 use super::find::Search;
-use super::gc::Collector;
-use super::keeper::{self, Keeper};
-use super::origin::Origin;
-use super::place::Place;
+use super::gc::GarbageCollector;
+use super::keeper::{self, RetentionRunner};
+use super::origin::RemoteLayer;
+use super::place::ServedPaths;
 use super::request::Caches;
-use super::serving::Serving;
+use super::serving::ServingEnv;
 use super::syncer::{self, Syncer};
 use super::takeover::Takeover;
 use crate::history::base::Base;
-use crate::history::present::Present;
-use crate::history::timeline::{Aftermath, Timeline};
-use crate::live::HashMode;
+use crate::history::present::LiveTree;
+use crate::history::timeline::{RecoveryState, Timeline};
 use crate::live::Live;
+use crate::live::SealerMode;
 use crate::store::layout::branches::{BranchEntry, branch_mark};
 use crate::store::layout::{STAGING_NAME, STORE_NAME, has_origin};
 use crate::store::record::Record;
-use crate::store::{Mistrust, Opened, Store, StoreError};
+use crate::store::{Opened, Store, StoreError, UntrustedReason};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
@@ -112,7 +112,7 @@ impl Engine {
             probe_reflink(store).map_err(failed)?,
             probe_times(store).map_err(failed)?,
         );
-        let served = Served::new(&config, store, (reflink, exact_times))?;
+        let served = EffectiveConfig::new(&config, store, (reflink, exact_times))?;
         let origin = config.origin.map(|origin| origin.0);
         let root = match config.base.is_some() || origin.is_some() {
             true => (store.layout.tree()).map_err(|error| store_error(&error, &config.backing))?,
@@ -120,13 +120,14 @@ impl Engine {
         };
         let (root, staging) = (Arc::new(root), staging(store).map_err(failed)?);
         let base = config.base.or_else(|| {
-            let present = Arc::clone(origin.as_ref()?) as Arc<dyn Present>;
+            let present = Arc::clone(origin.as_ref()?) as Arc<dyn LiveTree>;
             Some(Arc::new(Base::unchanging(Arc::clone(&timeline), present)))
         });
         let live = Live::new(root, staging, timeline, reflink, base).map_err(failed)?;
         let store_dir = store.layout.dir().try_clone_to_owned();
-        let place = Place::new(&served.mount, &served.backing, &config.root).map_err(failed)?;
-        let serving = Serving {
+        let place =
+            ServedPaths::new(&served.mount, &served.backing, &config.root).map_err(failed)?;
+        let serving = ServingEnv {
             config: served,
             place,
             root: config.root,
@@ -156,11 +157,11 @@ impl Engine {
     /// Creates the parts, in order of dependency.
     fn of_parts(
         live: Arc<Live>,
-        serving: Arc<Serving>,
+        serving: Arc<ServingEnv>,
         hooks: Option<super::hooks::Hooks>,
         (succession, origin): (
-            Option<super::succession::Succession>,
-            Option<Arc<dyn Origin>>,
+            Option<super::succession::WorkerHandover>,
+            Option<Arc<dyn RemoteLayer>>,
         ),
         branches: Branches,
     ) -> Arc<Engine> {
@@ -168,7 +169,7 @@ impl Engine {
         let took_over = succession
             .as_ref()
             .is_some_and(|succession| succession.orphans.is_some());
-        let states = Arc::new(States::new(Arc::clone(&live)));
+        let states = Arc::new(StateComparer::new(Arc::clone(&live)));
         let views = Arc::new(Views::new(Arc::clone(&live), Arc::clone(&states)));
         let snapdir = Arc::new(Snapdir::new(
             Arc::clone(&live),
@@ -183,9 +184,9 @@ impl Engine {
             hooks,
         ));
         Arc::new(Engine {
-            absences: Absences::new(Arc::clone(&checkpoints), took_over),
+            absences: OfflineChanges::new(Arc::clone(&checkpoints), took_over),
             automatic: Arc::new(Automatic::new(Arc::clone(&checkpoints))),
-            collector: Arc::new(Collector::new(Arc::clone(&checkpoints))),
+            collector: Arc::new(GarbageCollector::new(Arc::clone(&checkpoints))),
             search: Search::new(Arc::clone(&checkpoints)),
             verifier: Verifier::new(Arc::clone(&live), Arc::clone(&states)),
             dedup: Dedup::new(Arc::clone(&checkpoints)),
@@ -200,7 +201,7 @@ impl Engine {
             succession,
             origin,
             stale: Mutex::default(),
-            asked_by_kernel: Mutex::ranked(Rank::Asked, super::quota::Pace::default()),
+            asked_by_kernel: Mutex::ranked(Rank::Asked, super::quota::TokenBuckets::default()),
             keeper: Arc::default(),
             exports: super::export::Exports::default(),
             started: jiff::Timestamp::now().to_string(),
@@ -213,7 +214,7 @@ impl Engine {
     /// verified, because recovery needs correct places; the start of service is recorded before any
     /// change; the tree is recovered, and compared with the baseline; an interrupted restore is
     /// finished; the kernel's inodes are adopted.
-    fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
+    fn take_up(&self, aftermath: &RecoveryState) -> crate::sys::SysResult<()> {
         if aftermath.unclean {
             self.live.recovery.verify_moved(&aftermath.moved)?;
         }
@@ -274,7 +275,7 @@ impl Engine {
         }
         self.live.sealer.start(self.serving.config.seal)?;
         super::auto::start(&self.automatic)?;
-        let mut keeper = Keeper::new(Arc::downgrade(&self.collector));
+        let mut keeper = RetentionRunner::new(Arc::downgrade(&self.collector));
         self.keeper
             .start(keeper::PERIOD, move |worker| keeper.round(worker))
     }
@@ -364,7 +365,7 @@ impl Engine {
 
 /// Hashes the remaining versions, and records the number still left.
 fn finish_hashing(engine: &Engine) {
-    if engine.serving.config.seal == HashMode::Off {
+    if engine.serving.config.seal == SealerMode::Off {
         return;
     }
     let noted = engine.live.sealer.finish().and_then(|left| {
@@ -397,7 +398,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
         // `mount` found a directory; the regular file is shown by a mount over it.
         StoreError::Untrusted {
             on,
-            why: Mistrust::NotADirectory,
+            why: UntrustedReason::NotADirectory,
         } if on == STORE_NAME => (
             Code::InUse,
             "another process has mounted the directory meanwhile: `ckptfs status` shows it, `ckptfs umount` ends it",

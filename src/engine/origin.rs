@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::api::OriginInfo;
-use crate::history::present::Present;
+use crate::history::present::LiveTree;
 
 /// The lower layer of such a tree. Immutable.
-pub trait Origin: Present {
+pub trait RemoteLayer: LiveTree {
     /// Returns how much of it is cached, and why the rest is unavailable.
     fn info(&self) -> OriginInfo;
     /// The tree is served: fetching may begin.
@@ -38,7 +38,7 @@ pub const TYPED_PASSWORD: &str = "CKPTFS_TYPED_PASSWORD";
 
 /// See [`Config`](super::Config).
 #[derive(Clone)]
-pub struct ServedOrigin(pub Arc<dyn Origin>);
+pub struct ServedOrigin(pub Arc<dyn RemoteLayer>);
 
 impl fmt::Debug for ServedOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

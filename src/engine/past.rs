@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::request::{Fh, NodeId};
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::view::{OpenContent, View};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
@@ -25,7 +25,7 @@ pub(super) const PAST_HANDLE: u64 = 1 << 63;
 /// The kind of name by which a view was entered. Each kind has other inodes of the same view,
 /// because the kernel keeps one dentry per directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Door {
+pub(super) enum ViewEntryKind {
     /// The checkpoint's number.
     Number,
     /// The directory made by `mkdir .snapshots/NAME`.
@@ -34,9 +34,13 @@ pub(super) enum Door {
     Time,
 }
 
-impl Door {
+impl ViewEntryKind {
     /// All kinds; the index is used in node numbers and ledgers.
-    pub(super) const ALL: [Door; 3] = [Door::Number, Door::Made, Door::Time];
+    pub(super) const ALL: [ViewEntryKind; 3] = [
+        ViewEntryKind::Number,
+        ViewEntryKind::Made,
+        ViewEntryKind::Time,
+    ];
 }
 
 /// An inode of a view.
@@ -44,7 +48,7 @@ impl Door {
 pub(super) struct PastNode {
     pub(super) id: NodeId,
     pub(super) checkpoint: CheckpointId,
-    pub(super) door: Door,
+    pub(super) door: ViewEntryKind,
     pub(super) child: Child,
     pub(super) trail: Arc<Trail>,
 }
@@ -61,7 +65,7 @@ const LEFT_NODE: u64 = 3;
 
 /// A node in the kernel's cache. Compact, because a million may exist: all nodes in a directory
 /// share its trail.
-struct Known {
+struct CachedPastNode {
     checkpoint: CheckpointId,
     slot: Slot,
     /// For a directory its own trail; otherwise that of its directory, with the name.
@@ -70,22 +74,22 @@ struct Known {
     lookups: u64,
     row: Option<RowId>,
     kind: Kind,
-    door: Door,
+    door: ViewEntryKind,
 }
 
-impl Known {
+impl CachedPastNode {
     fn new(
         checkpoint: CheckpointId,
-        door: Door,
+        door: ViewEntryKind,
         child: Child,
         trail: Arc<Trail>,
         row: Option<RowId>,
-    ) -> Known {
+    ) -> CachedPastNode {
         let (trail, name) = match &trail.up {
             Some(up) if child.kind != Kind::Dir => (Arc::clone(up), Some(trail.name.clone())),
             _ => (trail, None),
         };
-        Known {
+        CachedPastNode {
             checkpoint,
             slot: child.slot,
             trail,
@@ -117,10 +121,10 @@ impl Known {
 
 /// A node of an earlier worker, not used since the takeover.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Left {
+pub(super) struct InheritedNode {
     row: RowId,
     pub(super) checkpoint: CheckpointId,
-    pub(super) door: Door,
+    pub(super) door: ViewEntryKind,
     pub(super) child: Child,
     /// The directory in which it was found.
     pub(super) up: NodeId,
@@ -128,18 +132,18 @@ pub(super) struct Left {
 
 /// All past nodes in the kernel's cache, and their open files. The locks are leaves.
 #[derive(Default)]
-pub(super) struct Past {
+pub(super) struct PastNodes {
     /// A B-tree grows node by node; a hash table would be copied on growth, and then be half empty.
-    nodes: Mutex<BTreeMap<NodeId, Known>>,
+    nodes: Mutex<BTreeMap<NodeId, CachedPastNode>>,
     ledger: OnceLock<Arc<Ledger>>,
-    left: Mutex<HashMap<NodeId, Left>>,
+    left: Mutex<HashMap<NodeId, InheritedNode>>,
     handles: RwLock<HashMap<u64, Arc<PastHandle>>>,
     last_handle: AtomicU64,
 }
 
-impl Past {
+impl PastNodes {
     /// Returns the number of an inode of a view.
-    pub(super) fn number(checkpoint: CheckpointId, door: Door, child: Child) -> NodeId {
+    pub(super) fn number(checkpoint: CheckpointId, door: ViewEntryKind, child: Child) -> NodeId {
         let mut hasher = blake3::Hasher::new();
         hasher
             .update(&checkpoint.0.to_le_bytes())
@@ -159,18 +163,18 @@ impl Past {
     pub(super) fn learn(
         &self,
         checkpoint: CheckpointId,
-        door: Door,
+        door: ViewEntryKind,
         child: Child,
         trail: Arc<Trail>,
         lookups: u64,
     ) -> SysResult<PastNode> {
-        let id = Past::number(checkpoint, door, child);
+        let id = PastNodes::number(checkpoint, door, child);
         let mut nodes = self.nodes.lock();
         let known = nodes.entry(id).or_insert_with(|| {
             let row = self.ledger.get().and_then(|ledger| {
                 ledger.put(LEFT_NODE, row_of(id, checkpoint, door, child, &trail))
             });
-            Known::new(checkpoint, door, child, trail, row)
+            CachedPastNode::new(checkpoint, door, child, trail, row)
         });
         let node = known.node(id);
         if node.checkpoint != checkpoint || node.child != child || node.door != door {
@@ -189,7 +193,9 @@ impl Past {
             .filter(|row| row.kind == LEFT_NODE)
         {
             let [id, checkpoint, door, slot, kind, up, _] = row.words;
-            let (Some(door), Some(kind)) = (one_of(&Door::ALL, door), one_of(&KINDS, kind)) else {
+            let (Some(door), Some(kind)) =
+                (one_of(&ViewEntryKind::ALL, door), one_of(&KINDS, kind))
+            else {
                 continue;
             };
             let checkpoint = CheckpointId(checkpoint);
@@ -197,10 +203,10 @@ impl Past {
                 slot: Slot(up),
                 kind: Kind::Dir,
             };
-            let up = Past::number(checkpoint, door, dir);
+            let up = PastNodes::number(checkpoint, door, dir);
             left.insert(
                 NodeId(id),
-                Left {
+                InheritedNode {
                     row: row.id,
                     checkpoint,
                     door,
@@ -216,7 +222,7 @@ impl Past {
     }
 
     /// Returns a node of an earlier worker that has not been used since.
-    pub(super) fn left(&self, id: NodeId) -> Option<Left> {
+    pub(super) fn left(&self, id: NodeId) -> Option<InheritedNode> {
         self.left.lock().get(&id).copied()
     }
 
@@ -252,7 +258,9 @@ impl Past {
                 None
             }
         };
-        if let (Some(Known { row: Some(row), .. }), Some(ledger)) = (gone, self.ledger.get()) {
+        if let (Some(CachedPastNode { row: Some(row), .. }), Some(ledger)) =
+            (gone, self.ledger.get())
+        {
             ledger.remove(row);
         }
     }
@@ -319,7 +327,7 @@ const KINDS: [Kind; 7] = [
 fn row_of(
     id: NodeId,
     checkpoint: CheckpointId,
-    door: Door,
+    door: ViewEntryKind,
     child: Child,
     trail: &Trail,
 ) -> [u64; ROW_WORDS] {
@@ -332,8 +340,8 @@ fn row_of(
 }
 
 impl PastNode {
-    pub(super) fn state(&self) -> State {
-        State::At(self.checkpoint)
+    pub(super) fn state(&self) -> TreeState {
+        TreeState::At(self.checkpoint)
     }
 }
 
@@ -343,7 +351,7 @@ impl PastHandle {
         Ok(Arc::new(PastHandle { node, content }))
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> TreeState {
         self.node.state()
     }
 

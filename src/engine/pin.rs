@@ -4,8 +4,8 @@ use super::api::{CheckpointInfo, StateName, VerbResult};
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_note;
 use super::error;
-use crate::store::operation::Deed;
-use crate::store::record::{Actor, Kept, Record};
+use crate::store::operation::OperationEffect;
+use crate::store::record::{Actor, CheckpointState, Record};
 use crate::sys::SysResult;
 
 impl Checkpoints {
@@ -31,10 +31,10 @@ impl Checkpoints {
         &self,
         by: &Actor,
         undoes: Option<u64>,
-        kept: &Kept,
+        kept: &CheckpointState,
         reason: Option<String>,
     ) -> SysResult<()> {
-        let deed = Deed::Pinned {
+        let deed = OperationEffect::Pinned {
             id: kept.id,
             before: kept.pinned.clone(),
             after: reason.clone(),

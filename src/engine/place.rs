@@ -12,14 +12,14 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Ledger, MountPoint, SysResult};
 
 /// See the module.
-pub struct Place {
-    mount: Arc<KnownMount>,
+pub struct ServedPaths {
+    mount: Arc<TrackedMount>,
     root: OwnedFd,
 }
 
 /// The mount of a tree, which can be found again in the mount table.
 #[derive(Debug)]
-pub struct KnownMount {
+pub struct TrackedMount {
     /// The initial paths.
     at: PathBuf,
     backing: PathBuf,
@@ -27,25 +27,25 @@ pub struct KnownMount {
     mounted_as: Mutex<Option<(u64, u64)>>,
 }
 
-impl Place {
+impl ServedPaths {
     /// Creates the place of a tree not mounted yet; `root` is its backing directory.
     ///
     /// # Errors
     /// EMFILE.
-    pub(super) fn new(mount: &Path, backing: &Path, root: &OwnedFd) -> SysResult<Place> {
-        let mount = KnownMount {
+    pub(super) fn new(mount: &Path, backing: &Path, root: &OwnedFd) -> SysResult<ServedPaths> {
+        let mount = TrackedMount {
             at: mount.to_owned(),
             backing: backing.to_owned(),
             mounted_as: Mutex::new(None),
         };
-        Ok(Place {
+        Ok(ServedPaths {
             mount: Arc::new(mount),
             root: root.try_clone()?,
         })
     }
 
     /// Returns its mount, for users that outlive the engine.
-    pub fn known_mount(&self) -> &Arc<KnownMount> {
+    pub fn known_mount(&self) -> &Arc<TrackedMount> {
         &self.mount
     }
 
@@ -87,13 +87,13 @@ impl Place {
     }
 }
 
-impl KnownMount {
+impl TrackedMount {
     /// Returns the initial mount point.
     pub fn at_start(&self) -> &Path {
         &self.at
     }
 
-    /// As [`Place::mounted_as`].
+    /// As [`ServedPaths::mounted_as`].
     pub fn mounted_as(&self) -> Option<(u64, u64)> {
         *self.mounted_as.lock()
     }

@@ -17,14 +17,14 @@ const CALM_MAX: Duration = Duration::from_millis(250);
 
 /// A stamp that differs after any change of the tree, with or without a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stir {
+pub(super) struct ActivityStamp {
     requests: u64,
     recordings: u64,
     hot: Vec<(Slot, u64, Time, Time)>,
 }
 
 /// A freeze and the state of the tree at that instant.
-pub(super) struct Frozen<'a> {
+pub(super) struct FrozenTree<'a> {
     pub(super) freeze: Freeze<'a>,
     /// The tree contains every store made through a mapping.
     pub(super) flushed: bool,
@@ -38,8 +38,8 @@ impl Checkpoints {
     /// Freezes the tree; with a limit, at an instant without changes if one occurs in time.
     ///
     /// # Errors
-    /// EBUSY: see [`crate::live::Busy::freeze`].
-    pub(super) fn freeze_within(&self, limit: Option<Duration>) -> SysResult<Frozen<'_>> {
+    /// EBUSY: see [`crate::live::LockWaits::freeze`].
+    pub(super) fn freeze_within(&self, limit: Option<Duration>) -> SysResult<FrozenTree<'_>> {
         let until = limit.map(|limit| {
             (
                 Instant::now() + limit,
@@ -52,7 +52,7 @@ impl Checkpoints {
             let (freeze, flushed) = self.freeze()?;
             let held = calm.is_some() && calm == self.stir().ok();
             if calm.is_none() || held {
-                return Ok(Frozen {
+                return Ok(FrozenTree {
                     freeze,
                     flushed,
                     calm: limit.map(|_| held),
@@ -63,8 +63,8 @@ impl Checkpoints {
     }
 
     /// Returns the current stamp.
-    pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir {
+    pub(super) fn stir(&self) -> SysResult<ActivityStamp> {
+        Ok(ActivityStamp {
             requests: self.serving.counts.changes(),
             recordings: self.timeline().epochs.recordings(),
             hot: self.live.hot.state()?,
@@ -73,7 +73,7 @@ impl Checkpoints {
 
     /// Waits until the tree has been unchanged for `calm`, and returns the stamp. `None`: the limit
     /// has passed.
-    fn await_calm(&self, until: Instant, calm: Duration) -> Option<Stir> {
+    fn await_calm(&self, until: Instant, calm: Duration) -> Option<ActivityStamp> {
         loop {
             self.settle();
             self.live.hot.preflush();

@@ -10,11 +10,11 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::gc::Collector;
+use super::gc::GarbageCollector;
 use super::request::Caller;
 use super::settings::Settings;
 use crate::store::ids::CheckpointId;
-use crate::store::record::Kept;
+use crate::store::record::CheckpointState;
 use crate::sys::{self, Errno, SysResult};
 
 /// Default of `snapdir.per-user`: checkpoints of one user made by mkdir(2).
@@ -44,22 +44,22 @@ impl Limits {
 
 /// Token buckets per user, and one for all (`None`).
 #[derive(Default)]
-pub(super) struct Pace(HashMap<Option<u32>, Left>);
+pub(super) struct TokenBuckets(HashMap<Option<u32>, TokenBucket>);
 
 /// State of a bucket at its last use.
 #[derive(Clone, Copy)]
-struct Left {
+struct TokenBucket {
     count: f64,
     at: Instant,
 }
 
-impl Pace {
+impl TokenBuckets {
     /// Takes a token of the user and one of the common bucket. Returns `false` if one is empty.
     fn take(&mut self, uid: u32, per_minute: u64, now: Instant) -> bool {
         let users = &mut self.0;
         let whole = |user: Option<u32>| if user.is_some() { per_minute } else { per_minute.saturating_mul(USERS) } as f64;
-        let left = |user: Option<u32>, known: Option<&Left>| {
-            let grown = |left: &Left| {
+        let left = |user: Option<u32>, known: Option<&TokenBucket>| {
+            let grown = |left: &TokenBucket| {
                 left.count
                     + whole(user) * now.saturating_duration_since(left.at).as_secs_f64() / 60.0
             };
@@ -72,7 +72,7 @@ impl Pace {
         for (user, count) in asked.into_iter().filter(|_| there) {
             users.insert(
                 user,
-                Left {
+                TokenBucket {
                     count: count - 1.0,
                     at: now,
                 },
@@ -82,12 +82,12 @@ impl Pace {
     }
 }
 
-impl Collector {
+impl GarbageCollector {
     /// Checks the limits for another checkpoint by mkdir(2).
     ///
     /// # Errors
     /// EDQUOT: too many exist. EAGAIN: too many were made recently.
-    pub(super) fn check_quota(&self, caller: Caller, pace: &mut Pace) -> SysResult<()> {
+    pub(super) fn check_quota(&self, caller: Caller, pace: &mut TokenBuckets) -> SysResult<()> {
         if caller.uid == sys::ids().0 && sys::has_our_rights(caller.pid) {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl Collector {
             .timeline()
             .catalogue
             .hidden_checkpoint(id)
-            .filter(|kept: &Kept| kept.pinned.is_none())
+            .filter(|kept: &CheckpointState| kept.pinned.is_none())
         else {
             return;
         };
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_minute_s_worth_at_once_and_then_at_that_pace() {
-        let (mut pace, began) = (Pace::default(), Instant::now());
+        let (mut pace, began) = (TokenBuckets::default(), Instant::now());
         let mut taken = |uid: u32, after_s: u64| {
             (0..1000)
                 .take_while(|_| pace.take(uid, 60, began + Duration::from_secs(after_s)))

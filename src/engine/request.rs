@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::counts::RequestCounts;
 use crate::store::record::Actor;
-use crate::sys::{self, Asker, Errno, Kind, Ledger, Stat, SysResult};
+use crate::sys::{self, Errno, Kind, Ledger, RequesterIds, Stat, SysResult};
 pub use crate::sys::{FsInfo, RenameMode, SetTime, XattrMode};
 
 /// Timeout of cached data. The mount covers the backing directory, so every change passes us: the
@@ -49,8 +49,8 @@ pub struct Caller {
 
 impl Caller {
     /// Returns the caller, for checks of rights that a request does not contain.
-    pub fn asker(&self) -> Asker {
-        Asker {
+    pub fn asker(&self) -> RequesterIds {
+        RequesterIds {
             uid: self.uid,
             gid: self.gid,
             thread: self.pid,
@@ -70,7 +70,7 @@ impl Caller {
 
 /// An open file handed over to the next worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeftOpen {
+pub struct HandedOverFile {
     /// The handle.
     pub fh: Fh,
     /// The node.
@@ -120,7 +120,7 @@ pub struct Plus {
 
 /// Result of a lookup.
 #[derive(Clone, Copy, Debug)]
-pub enum Looked {
+pub enum LookupResult {
     /// The name exists.
     Found(Entry),
     /// The name does not exist; the timeout of a negative dentry.
@@ -223,13 +223,13 @@ pub enum Seek {
 /// block until the kernel is done.
 pub trait Caches: Send + Sync {
     /// Invalidates all of these, in order.
-    fn forget(&self, what: Vec<Stale>);
+    fn forget(&self, what: Vec<CacheInvalidation>);
     /// Invalidates the attributes of `node`. Never blocks, so threads that serve requests may call
     /// it.
     fn forget_attributes(&self, node: NodeId);
     /// Invalidates the dentry of `name` in `parent`, positive or negative.
     fn forget_entry(&self, parent: NodeId, name: &[u8]) {
-        self.forget(vec![Stale::Entry {
+        self.forget(vec![CacheInvalidation::Entry {
             parent,
             name: name.to_vec(),
         }]);
@@ -237,7 +237,7 @@ pub trait Caches: Send + Sync {
     /// As [`Caches::forget_entry`], for a name of `child`, which has lost its last name: watchers
     /// are notified.
     fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]) {
-        self.forget(vec![Stale::Deleted {
+        self.forget(vec![CacheInvalidation::Deleted {
             parent,
             child,
             name: name.to_vec(),
@@ -245,17 +245,17 @@ pub trait Caches: Send + Sync {
     }
     /// Writes back and invalidates the cached data (or listing) of `node`, and its attributes.
     fn forget_data(&self, node: NodeId) {
-        self.forget(vec![Stale::Data(node)]);
+        self.forget(vec![CacheInvalidation::Data(node)]);
     }
 }
 
 /// An invalidation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Stale {
+pub enum CacheInvalidation {
     /// A dentry, positive or negative.
     Entry { parent: NodeId, name: Vec<u8> },
-    /// As [`Stale::Entry`], for a name whose inode has lost its last name.
+    /// As [`CacheInvalidation::Entry`], for a name whose inode has lost its last name.
     Deleted {
         parent: NodeId,
         child: NodeId,
@@ -278,7 +278,7 @@ pub trait Service: Send + Sync {
         None
     }
     /// Takes over an open file of the previous worker.
-    fn adopt(&self, _left: &LeftOpen) -> SysResult<()> {
+    fn adopt(&self, _left: &HandedOverFile) -> SysResult<()> {
         Err(Errno::ESTALE)
     }
     /// All were taken over.
@@ -294,7 +294,7 @@ pub trait Service: Send + Sync {
     /// Returns whether a change below `parent` may wait for other requests: it must not block the
     /// thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
-    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<LookupResult>;
     fn forget(&self, node: NodeId, lookups: u64);
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;
     fn setattr(

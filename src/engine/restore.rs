@@ -34,14 +34,14 @@ pub(super) mod want;
 use std::collections::HashSet;
 use std::time::Instant;
 
-use self::covered::Covered;
-use self::plan::Which;
-use self::planner::Ground;
-use self::prepare::{Choice, Frozen, Prepared, Ready};
-use self::spared::{Spared, is_at_or_below};
+use self::covered::MountPoints;
+use self::plan::PlanScope;
+use self::planner::PlanInput;
+use self::prepare::{FrozenOp, PreparedOp, PreparedRestore, RestoreScope};
+use self::spared::{ExcludedPaths, is_at_or_below};
 use self::stage::Stage;
-use self::stale::{Asked, Stale};
-use self::want::Want;
+use self::stale::{RestoreRequest, StaleEntries};
+use self::want::DesiredInodes;
 use super::Engine;
 use super::api::{
     Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbError, VerbResult,
@@ -49,10 +49,10 @@ use super::api::{
 use super::auto::daemon;
 use super::error;
 use super::hooks::around;
-use super::request::{NodeId, Stale as Forget};
+use super::request::{CacheInvalidation as Forget, NodeId};
 use super::requester::Requester;
-use crate::history::state::State;
-use crate::history::timeline::Aftermath;
+use crate::history::state::TreeState;
+use crate::history::timeline::RecoveryState;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Record};
 use crate::sys::lock::MutexGuard;
@@ -70,7 +70,7 @@ fn told(
     restored: CheckpointId,
     changes: Vec<Change>,
     unknown: Vec<TreePath>,
-    spared: &Spared,
+    spared: &ExcludedPaths,
 ) -> Restored {
     Restored {
         restored,
@@ -89,7 +89,7 @@ fn told(
 fn told_apart(
     mut changes: Vec<Change>,
     mut unknown: Vec<TreePath>,
-    plan: &plan::Plan,
+    plan: &plan::RestorePlan,
 ) -> (Vec<Change>, Vec<TreePath>) {
     unknown.extend(plan.unknown.iter().cloned().map(TreePath));
     if sys::ids().0 != 0 {
@@ -192,11 +192,11 @@ impl<'a> Restorer<'a> {
         if options.dry_run {
             self.engine.checkpoints.settle();
             let touched = &self.engine.states.touched(target, None).map_err(failed)?;
-            let covered = Covered::of(self.engine).map_err(failed)?;
+            let covered = MountPoints::of(self.engine).map_err(failed)?;
             let spared = self
-                .spared(target, Which::Below(&paths), (&covered, touched))
+                .spared(target, PlanScope::Below(&paths), (&covered, touched))
                 .map_err(failed)?;
-            let ground = Ground {
+            let ground = PlanInput {
                 engine: self.engine,
                 present: &*self.engine.live.inodes,
                 target,
@@ -205,9 +205,12 @@ impl<'a> Restorer<'a> {
                 times,
             };
             let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
-            let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
+            let plan = plan::RestorePlan::make(ground, PlanScope::Below(&paths)).map_err(failed)?;
             let states = &self.engine.states;
-            let (then, now) = (states.view(State::At(target)), states.view(State::Live));
+            let (then, now) = (
+                states.view(TreeState::At(target)),
+                states.view(TreeState::Live),
+            );
             self.refuse_protected("the restore would fail", (&plan, &then, &now))?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
             return Ok(Restored {
@@ -216,7 +219,7 @@ impl<'a> Restorer<'a> {
             });
         }
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
-        let asked = Asked {
+        let asked = RestoreRequest {
             requester,
             undoes: None,
             started,
@@ -230,13 +233,13 @@ impl<'a> Restorer<'a> {
     /// and releases it.
     pub(super) fn restore_now(
         &self,
-        asked: Asked<'_>,
+        asked: RestoreRequest<'_>,
         target: CheckpointId,
         paths: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let below = Choice::Below(paths);
+        let below = RestoreScope::Below(paths);
         let (mut prepared, frozen) = self.prepared(&asked, target, below, one_at_a_time)?;
         let changes = std::mem::take(&mut prepared.changes);
         let (plan, spared) = (&prepared.plan, &prepared.spared);
@@ -254,7 +257,8 @@ impl<'a> Restorer<'a> {
             return Ok(done());
         }
         let note = format!("before restoring {target}");
-        let guard = self.restore_frozen(frozen, &note, &prepared, Which::Below(paths), paths)?;
+        let guard =
+            self.restore_frozen(frozen, &note, &prepared, PlanScope::Below(paths), paths)?;
         Ok(Restored {
             guard: Some(guard),
             split: plan.split(self.engine),
@@ -265,10 +269,10 @@ impl<'a> Restorer<'a> {
     /// Carries out a plan behind a guard checkpoint. `named`: the paths to record in the journal.
     fn restore_frozen(
         &self,
-        frozen: Frozen<'_>,
+        frozen: FrozenOp<'_>,
         note: &str,
-        prepared: &Prepared<'_>,
-        which: Which<'_>,
+        prepared: &PreparedRestore<'_>,
+        which: PlanScope<'_>,
         named: &[Vec<u8>],
     ) -> VerbResult<CheckpointId> {
         // Held until watchers are notified, which also uses memory.
@@ -314,13 +318,13 @@ impl<'a> Restorer<'a> {
     fn carry_out(
         &self,
         by: Option<(&Actor, Option<u64>)>,
-        (plan, want, stage): (&plan::Plan, &dyn Want, Stage<'_>),
+        (plan, want, stage): (&plan::RestorePlan, &dyn DesiredInodes, Stage<'_>),
         guard: CheckpointId,
-        which: Which<'_>,
+        which: PlanScope<'_>,
         named: &[Vec<u8>],
-    ) -> SysResult<Stale> {
+    ) -> SysResult<StaleEntries> {
         let change = self.change_by(by.map(|(by, _)| by));
-        if let Which::Only(paths) = which {
+        if let PlanScope::Only(paths) = which {
             for paths in in_frames(paths) {
                 self.timeline().journal.append(&[Record::RestoreOnly {
                     paths: paths.to_vec(),
@@ -332,7 +336,7 @@ impl<'a> Restorer<'a> {
             plan.target,
             guard,
             named,
-            matches!(which, Which::Only(_)),
+            matches!(which, PlanScope::Only(_)),
         )?;
         let applied = apply::apply(self.engine, &change, (plan, want), stage);
         // This record must precede the next change. Otherwise the next mount would repeat the
@@ -342,7 +346,10 @@ impl<'a> Restorer<'a> {
     }
 
     /// Finishes a restore that a killed daemon left incomplete. Runs before the tree is served.
-    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
+    pub(super) fn finish_restore(
+        &self,
+        aftermath: &RecoveryState,
+    ) -> SysResult<Option<StaleEntries>> {
         if let Err(errno) = self.engine.live.staged.sweep() {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
@@ -358,11 +365,11 @@ impl<'a> Restorer<'a> {
         let which = aftermath
             .restoring_only
             .as_ref()
-            .map_or(Which::Below(paths), |only| Which::Only(only));
+            .map_or(PlanScope::Below(paths), |only| PlanScope::Only(only));
         let nobody = Requester::from(daemon());
-        let covered = Covered::of(self.engine)?;
+        let covered = MountPoints::of(self.engine)?;
         let (plan, stage) = self.in_freeze(*target, (which, &covered), &nobody)?;
-        let want = self.engine.states.view(State::At(*target));
+        let want = self.engine.states.view(TreeState::At(*target));
         self.carry_out(None, (&plan, &want, stage), *guard, which, paths)
             .map(Some)
     }
@@ -371,16 +378,16 @@ impl<'a> Restorer<'a> {
     fn in_freeze<'s>(
         &self,
         target: CheckpointId,
-        (which, covered): (Which<'_>, &Covered),
+        (which, covered): (PlanScope<'_>, &MountPoints),
         requester: &'s Requester,
-    ) -> SysResult<(plan::Plan, Stage<'s>)>
+    ) -> SysResult<(plan::RestorePlan, Stage<'s>)>
     where
         'a: 's,
     {
         let touched = &self.engine.states.touched(target, None)?;
         let spared = &self.spared(target, which, (covered, touched))?;
-        let some = !matches!(which, Which::Below([]));
-        let ground = Ground {
+        let some = !matches!(which, PlanScope::Below([]));
+        let ground = PlanInput {
             engine: self.engine,
             present: &*self.engine.live.inodes,
             target,
@@ -388,28 +395,28 @@ impl<'a> Restorer<'a> {
             spared,
             times: Times::or_default(None, some),
         };
-        let plan = plan::Plan::make(ground, which)?;
+        let plan = plan::RestorePlan::make(ground, which)?;
         let mut stage = Stage::new(self.engine, requester);
-        stage.fill(&plan, &self.engine.states.view(State::At(target)), true)?;
+        stage.fill(&plan, &self.engine.states.view(TreeState::At(target)), true)?;
         Ok((plan, stage))
     }
 
     /// Returns the changes that a restore would make to the live tree.
     fn changes_to(
         &self,
-        Ground {
+        PlanInput {
             present,
             target,
             touched,
             times,
             ..
-        }: Ground<'_>,
+        }: PlanInput<'_>,
         paths: &[Vec<u8>],
     ) -> SysResult<Vec<Change>> {
         let compare = |path: &[u8]| {
             self.engine.states.compare_touched(
                 present,
-                (State::Live, State::At(target)),
+                (TreeState::Live, TreeState::At(target)),
                 path,
                 touched,
                 times == Times::Kept,
@@ -440,7 +447,7 @@ impl<'a> Restorer<'a> {
                     .walk(above)
                     .map(|found| found.map(|(child, _)| child.kind))
             };
-            let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
+            let (then, now) = (kind_in(TreeState::At(target))?, kind_in(TreeState::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() {
                     ChangeKind::Added
@@ -480,7 +487,7 @@ impl<'a> Restorer<'a> {
                 return Ok(Vec::new());
             }
             let clean = names.join(&b'/');
-            let then = match self.engine.states.view(State::At(target)).walk(&clean) {
+            let then = match self.engine.states.view(TreeState::At(target)).walk(&clean) {
                 Err(Errno::EIO) => {
                     unknown.push(TreePath(clean));
                     continue;
@@ -490,7 +497,7 @@ impl<'a> Restorer<'a> {
             let now = self
                 .engine
                 .states
-                .view(State::Live)
+                .view(TreeState::Live)
                 .walk(&clean)
                 .unwrap_or(None);
             if then.is_none() && now.is_none() {
@@ -519,7 +526,7 @@ impl<'a> Restorer<'a> {
 
     /// Invalidates stale entries and inodes in the kernel's caches. Must be called without locks:
     /// the kernel may wait for a request to end.
-    pub(super) fn forget_stale(&self, stale: &Stale) {
+    pub(super) fn forget_stale(&self, stale: &StaleEntries) {
         let Some(caches) = self.engine.serving.caches.get() else {
             return;
         };

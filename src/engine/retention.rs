@@ -106,7 +106,7 @@ pub enum Rule {
 
 /// How a run of `gc` applies the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Applied<'a> {
+pub(super) struct RuleContext<'a> {
     pub retention: &'a Retention,
     /// The run is automatic (`retention.auto`): without [`Retention::manual`] it neither counts nor
     /// removes requested checkpoints.
@@ -115,15 +115,15 @@ pub(super) struct Applied<'a> {
     pub now_ns: i64,
 }
 
-impl Applied<'_> {
-    fn spares(&self, one: &Known) -> bool {
+impl RuleContext<'_> {
+    fn spares(&self, one: &RuleSubject) -> bool {
         self.automatic && !self.retention.manual && one.manual
     }
 }
 
 /// Properties of a checkpoint for the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct RuleSubject {
     pub id: CheckpointId,
     pub made_ns: i64,
     /// Requested by a user.
@@ -146,7 +146,7 @@ pub(super) struct Known {
     pub undecided: bool,
 }
 
-impl Known {
+impl RuleSubject {
     /// Returns whether it was deleted and can still be restored. Undecided marks were not deleted:
     /// this run keeps their data.
     pub(super) fn is_waiting(&self, rules: &[Rule]) -> bool {
@@ -166,11 +166,15 @@ impl Known {
 
 /// Returns the rules that keep each checkpoint; `known` is ordered oldest first. Checkpoints
 /// without any are removed.
-pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> Vec<Vec<Rule>> {
-    let Applied {
+pub(super) fn rules(
+    known: &[RuleSubject],
+    applied: RuleContext<'_>,
+    zone: &TimeZone,
+) -> Vec<Vec<Rule>> {
+    let RuleContext {
         retention, now_ns, ..
     } = applied;
-    let mut kept: Vec<Vec<Rule>> = known.iter().map(Known::held).collect();
+    let mut kept: Vec<Vec<Rule>> = known.iter().map(RuleSubject::held).collect();
     let seen = || {
         known
             .iter()
@@ -238,10 +242,10 @@ pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> V
 /// nanoseconds since the epoch, and whether it is tagged. As for checkpoints, the newest and tagged
 /// ones are always kept.
 pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
-    let known: Vec<Known> = copies
+    let known: Vec<RuleSubject> = copies
         .iter()
         .zip(1..)
-        .map(|((made_ns, tagged), id)| Known {
+        .map(|((made_ns, tagged), id)| RuleSubject {
             id: CheckpointId(id),
             made_ns: *made_ns,
             manual: true,
@@ -257,7 +261,7 @@ pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
         })
         .collect();
     let now_ns = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
-    let applied = Applied {
+    let applied = RuleContext {
         retention,
         automatic: false,
         now_ns,
@@ -269,7 +273,7 @@ pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
 /// Returns one checkpoint for each of the newest `wanted` periods: the newest requested by a user,
 /// or else the newest.
 fn newest_of_spans(
-    mut known: Vec<(usize, &Known)>,
+    mut known: Vec<(usize, &RuleSubject)>,
     wanted: usize,
     span_of: impl Fn(i64) -> String,
 ) -> Vec<usize> {
@@ -315,7 +319,7 @@ fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
 ///
 /// Deleted ones that only wait for `retention.keep-undone` follow the other deleted ones, and do
 /// not count in the size of the history.
-pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize) {
+pub(super) fn order(known: &[RuleSubject], rules: &[Vec<Rule>]) -> (Vec<usize>, usize) {
     let each = || known.iter().zip(rules).enumerate();
     let unkept = |hidden: bool| {
         each()

@@ -13,7 +13,7 @@ use super::verb::Verb;
 use super::word::{bytes, word};
 use crate::history::append::now_ns;
 use crate::history::timeline::Timeline;
-use crate::store::operation::Deed;
+use crate::store::operation::OperationEffect;
 use crate::sys::{self, FsInfo};
 
 /// Time for which `status` warns of a change that failed with ENOSPC.
@@ -58,7 +58,7 @@ fn pushes(timeline: &Timeline) -> VerbResult<BTreeMap<String, PushInfo>> {
     let operations = timeline.operations.operations(None, LOOKED_AT);
     let mut pushes: BTreeMap<String, PushInfo> = BTreeMap::new();
     for known in operations.map_err(error::journal_unread)? {
-        if let Deed::Pinned {
+        if let OperationEffect::Pinned {
             after: Some(reason),
             ..
         } = &known.operation.deed

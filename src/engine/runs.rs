@@ -24,7 +24,7 @@ pub(super) fn go_on(
 }
 
 /// Runs in progress, at most `MAX`: beyond that the oldest is abandoned. A leaf lock.
-pub(super) struct Runs<T, const MAX: usize = 4>(Mutex<UnderWay<T>>);
+pub(super) struct SlicedRuns<T, const MAX: usize = 4>(Mutex<UnderWay<T>>);
 
 struct UnderWay<T> {
     /// Number of the newest.
@@ -32,16 +32,16 @@ struct UnderWay<T> {
     runs: Vec<(u64, T)>,
 }
 
-impl<T, const MAX: usize> Default for Runs<T, MAX> {
-    fn default() -> Runs<T, MAX> {
-        Runs(Mutex::new(UnderWay {
+impl<T, const MAX: usize> Default for SlicedRuns<T, MAX> {
+    fn default() -> SlicedRuns<T, MAX> {
+        SlicedRuns(Mutex::new(UnderWay {
             last: 0,
             runs: Vec::new(),
         }))
     }
 }
 
-impl<T, const MAX: usize> Runs<T, MAX> {
+impl<T, const MAX: usize> SlicedRuns<T, MAX> {
     /// Removes the run with this number to continue it, or begins one.
     pub(super) fn resume(
         &self,

@@ -6,7 +6,7 @@ use crate::sys::{SysResult, Time};
 
 /// See the module.
 #[derive(PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct ChangeStamp {
     /// Number of started changes (including opens for writing) and of records, except those of
     /// copy-ups, which change nothing.
     changes: u64,
@@ -15,14 +15,14 @@ pub(super) struct Seen {
     hot: Vec<(Slot, u64, Time, Time)>,
 }
 
-impl Seen {
+impl ChangeStamp {
     /// Returns the current stamp.
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub(super) fn of(live: &Live) -> SysResult<Seen> {
+    pub(super) fn of(live: &Live) -> SysResult<ChangeStamp> {
         let (changes, recordings) = live.locks.copies();
-        Ok(Seen {
+        Ok(ChangeStamp {
             changes: live.locks.changes().wrapping_sub(changes),
             recordings: (live.timeline().epochs.recordings()).wrapping_sub(recordings),
             hot: live.hot.state()?,

@@ -14,16 +14,16 @@ use super::Engine;
 use super::announce::{self, is_dummy};
 use super::control::{CONTROL, SNAPDIR, ZFS};
 use super::counts::RequestCounts;
-use super::files::Open;
+use super::files::OpenFileRef;
 use super::foreign;
 use super::past::{PAST, PAST_HANDLE};
 use super::request::FOR_EVER;
 use super::request::{
-    Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
-    Plus, RenameMode, Seek, Service, SetAttr, XattrMode,
+    Attr, Caller, Entry, Fh, FsInfo, HandedOverFile, Listed, LookupResult, Names, NewNode, NodeId,
+    Opened, Plus, RenameMode, Seek, Service, SetAttr, XattrMode,
 };
 use super::takeover::Takeover;
-use crate::live::{HandleId, Make, NewAttrs, Turn};
+use crate::live::{AttrChange, HandleId, KernelRequest, NewInode};
 use crate::store::ids::Slot;
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
@@ -40,7 +40,7 @@ impl Service for Engine {
             .map(|succession| Arc::clone(&succession.ledger))
     }
 
-    fn adopt(&self, left: &LeftOpen) -> SysResult<()> {
+    fn adopt(&self, left: &HandedOverFile) -> SysResult<()> {
         Takeover::new(self).adopt_open(left)
     }
 
@@ -73,7 +73,7 @@ impl Service for Engine {
         parent == SNAPDIR
     }
 
-    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<LookupResult> {
         self.announcer
             .lookup(caller, parent, name)
             .unwrap_or_else(|| self.look_up(caller.pid, parent, name))
@@ -123,7 +123,7 @@ impl Service for Engine {
             Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handles.get(HandleId(fh.0)).ok(),
             _ => None,
         };
-        let new = NewAttrs {
+        let new = AttrChange {
             mode: set.mode,
             uid: set.uid,
             gid: set.gid,
@@ -176,7 +176,7 @@ impl Service for Engine {
         }
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let make = Make {
+        let make = NewInode {
             mode: new.mode & 0o7777,
             umask: new.umask,
             rdev: new.rdev,
@@ -197,7 +197,7 @@ impl Service for Engine {
         }
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let make = Make {
+        let make = NewInode {
             target,
             ..made_by(caller, Kind::Symlink)
         };
@@ -273,7 +273,7 @@ impl Service for Engine {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
-        let turn = Turn {
+        let turn = KernelRequest {
             request: caller.request,
             again: caller.again,
             owner: (caller.uid, caller.gid),
@@ -351,7 +351,7 @@ impl Service for Engine {
         self.views.check_descriptors()?;
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let make = Make {
+        let make = NewInode {
             mode: mode & 0o7777,
             umask,
             ..made_by(caller, Kind::File)
@@ -385,11 +385,15 @@ impl Service for Engine {
         match self.views.open_file(fh)? {
             // sendfile(2) and splice(2) fill the page cache even for handles that bypass it; those
             // pages would become stale.
-            Open::Live(handle) if for_cache && self.live.files.changes_past_cache(&handle) => {
+            OpenFileRef::Live(handle)
+                if for_cache && self.live.files.changes_past_cache(&handle) =>
+            {
                 Err(Errno::EINVAL)
             }
-            Open::Live(_) => self.live.files.read(HandleId(fh.0), offset, size),
-            Open::Past(handle) => handle.read(&self.states.view(handle.state()), offset, size),
+            OpenFileRef::Live(_) => self.live.files.read(HandleId(fh.0), offset, size),
+            OpenFileRef::Past(handle) => {
+                handle.read(&self.states.view(handle.state()), offset, size)
+            }
         }
     }
 
@@ -454,13 +458,13 @@ impl Service for Engine {
             return Some(Plus { entry, told: true });
         }
         match self.look_up(0, parent, &listed.name) {
-            Ok(Looked::Found(entry)) => Some(Plus {
+            Ok(LookupResult::Found(entry)) => Some(Plus {
                 entry,
                 // After the lookup: if the lookup saw the name removed, the unlink is recorded
                 // here.
                 told: !self.live.recent_unlinks.has(Slot(entry.node.0)),
             }),
-            Ok(Looked::Absent(_)) | Err(_) => None,
+            Ok(LookupResult::Absent(_)) | Err(_) => None,
         }
     }
 
@@ -558,7 +562,7 @@ impl Service for Engine {
         mode: i32,
     ) -> SysResult<()> {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
-        let Open::Live(handle) = self.views.open_file(fh)? else {
+        let OpenFileRef::Live(handle) = self.views.open_file(fh)? else {
             return Err(Errno::EROFS);
         };
         let act = |file: &_| sys::fallocate(file, mode, offset, length);
@@ -582,7 +586,7 @@ impl Service for Engine {
         length: u64,
     ) -> SysResult<u64> {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
-        let Open::Live(target) = self.views.open_file(to.1)? else {
+        let OpenFileRef::Live(target) = self.views.open_file(to.1)? else {
             return Err(Errno::EROFS);
         };
         let (from, into) = ((from.1, from.2), (&*target, to.2));

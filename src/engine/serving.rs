@@ -4,9 +4,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use super::config::Served;
+use super::config::EffectiveConfig;
 use super::counts::RequestCounts;
-use super::place::Place;
+use super::place::ServedPaths;
 use super::request::Caches;
 use super::request::NodeId;
 use super::settings::{Settings, StoreFile};
@@ -17,8 +17,8 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Stat};
 
 /// See the module.
-pub(super) struct Serving {
-    pub(super) config: Served,
+pub(super) struct ServingEnv {
+    pub(super) config: EffectiveConfig,
     /// The backing directory, which contains the store.
     pub(super) root: OwnedFd,
     pub(super) store_dir: OwnedFd,
@@ -27,17 +27,17 @@ pub(super) struct Serving {
     pub(super) store_view: OnceLock<OwnedFd>,
     /// Interface to the kernel's caches. Unset before the mount.
     pub(super) caches: OnceLock<Arc<dyn Caches>>,
-    pub(super) place: Place,
+    pub(super) place: ServedPaths,
     pub(super) counts: Arc<RequestCounts>,
     /// The store's configuration file.
     pub(super) store_file: StoreFile,
     /// The parent of a branch: its file applies to keys not set in the branch's own.
-    pub(super) inherits: Option<Arc<Serving>>,
+    pub(super) inherits: Option<Arc<ServingEnv>>,
     pub(super) warnings: Mutex<Vec<String>>,
     pub(super) upkeep: Upkeep,
 }
 
-impl Serving {
+impl ServingEnv {
     /// Logs a warning, and adds it to `status`.
     pub(super) fn warn(&self, warning: String) {
         tracing::warn!(warning);

@@ -3,8 +3,8 @@
 use super::Engine;
 use super::api::CheckpointOptions;
 use super::checkpoint::check_tag;
-use super::past::Door;
-use super::request::{Caller, Entry, Looked};
+use super::past::ViewEntryKind;
+use super::request::{Caller, Entry, LookupResult};
 use crate::store::record::Reason;
 use crate::sys::{Errno, SysResult};
 
@@ -25,7 +25,8 @@ impl Engine {
                 .catalogue
                 .tagged(name)
                 .filter(|id| self.timeline().catalogue.is_directory(*id, name))
-            && let Looked::Found(entry) = self.snapdir.view_root(id, Door::Made, 1)?
+            && let LookupResult::Found(entry) =
+                self.snapdir.view_root(id, ViewEntryKind::Made, 1)?
         {
             return Ok(entry);
         }
@@ -45,9 +46,9 @@ impl Engine {
                 },
             )
             .map_err(|error| error.code.errno())?;
-        match self.snapdir.view_root(made.id, Door::Made, 1)? {
-            Looked::Found(entry) => Ok(entry),
-            Looked::Absent(_) => Err(Errno::EIO),
+        match self.snapdir.view_root(made.id, ViewEntryKind::Made, 1)? {
+            LookupResult::Found(entry) => Ok(entry),
+            LookupResult::Absent(_) => Err(Errno::EIO),
         }
     }
 

@@ -12,10 +12,10 @@
 
 use std::collections::HashSet;
 
-use super::gc::Collector;
+use super::gc::GarbageCollector;
 use crate::history::needed::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
-use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};
+use crate::sys::{self, Allocation, Errno, Kind, PhysicalRange, Stat, SysResult};
 
 /// Without FIEMAP, a linked file is placed at its inode number shifted left by this number of bits;
 /// its size must be less than 2 to this power.
@@ -23,7 +23,7 @@ const PLACE_BITS: u32 = 40;
 
 /// A range with several holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Segment {
+struct SharedRange {
     bytes: u64,
     /// Numbers of versions.
     holders: Vec<usize>,
@@ -31,26 +31,26 @@ struct Segment {
 
 /// The space of a list of versions, identified by their index.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Space {
+pub(super) struct SpaceUsage {
     /// Unshared bytes of each.
     own: Vec<u64>,
     /// Total bytes of each, including shared ones.
     all: Vec<u64>,
-    segments: Vec<Segment>,
+    segments: Vec<SharedRange>,
     /// Bytes with another holder outside of the list.
     outside: u64,
 }
 
 /// Ranges being collected.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Collected {
+pub(super) struct ExtentCollector {
     own: Vec<u64>,
     all: Vec<u64>,
     /// Each with its holder; `None`: a file that stays.
-    shared: Vec<(Placed, Option<usize>)>,
+    shared: Vec<(PhysicalRange, Option<usize>)>,
 }
 
-impl Collected {
+impl ExtentCollector {
     /// Adds the next version.
     pub(super) fn add(&mut self, allocation: &Allocation) {
         let number = self.own.len();
@@ -87,14 +87,14 @@ impl Collected {
     }
 
     /// Combines the ranges. `whole`: extents are retained whole.
-    pub(super) fn space(mut self, whole: bool) -> Space {
+    pub(super) fn space(mut self, whole: bool) -> SpaceUsage {
         self.shared.sort_by_key(|(placed, _)| placed.physical);
         let Segments { among, outside } = if whole {
             joined(&self.shared)
         } else {
             split(&self.shared)
         };
-        Space {
+        SpaceUsage {
             own: self.own,
             all: self.all,
             segments: among,
@@ -107,13 +107,13 @@ impl Collected {
 #[derive(Default)]
 struct Segments {
     /// Those held by versions only.
-    among: Vec<Segment>,
+    among: Vec<SharedRange>,
     /// Bytes of those with another holder.
     outside: u64,
 }
 
 /// Merges overlapping ranges.
-fn joined(shared: &[(Placed, Option<usize>)]) -> Segments {
+fn joined(shared: &[(PhysicalRange, Option<usize>)]) -> Segments {
     let mut segments = Segments::default();
     let mut rest = shared;
     while let Some((first, _)) = rest.first() {
@@ -135,7 +135,7 @@ fn joined(shared: &[(Placed, Option<usize>)]) -> Segments {
 }
 
 /// Splits ranges where another begins or ends.
-fn split(shared: &[(Placed, Option<usize>)]) -> Segments {
+fn split(shared: &[(PhysicalRange, Option<usize>)]) -> Segments {
     let mut segments = Segments::default();
     let mut active: Vec<(u64, Option<usize>)> = Vec::new();
     let mut at = 0;
@@ -174,7 +174,7 @@ fn push(segments: &mut Segments, bytes: u64, holders: impl Iterator<Item = Optio
     if known.len() == holders.len() && known.len() >= 2 {
         known.sort_unstable();
         known.dedup();
-        segments.among.push(Segment {
+        segments.among.push(SharedRange {
             bytes,
             holders: known,
         });
@@ -183,7 +183,7 @@ fn push(segments: &mut Segments, bytes: u64, holders: impl Iterator<Item = Optio
     }
 }
 
-impl Space {
+impl SpaceUsage {
     /// Returns the bytes that versions share with other files: live ones or other projects.
     pub(super) fn outside(&self) -> u64 {
         self.outside
@@ -249,22 +249,22 @@ impl Space {
 }
 
 /// A measurement of versions in progress.
-pub(super) struct Measuring {
+pub(super) struct SpaceMeasurement {
     pub(super) census: Census,
     /// Index of each measured version in the census.
     pub(super) measured: Vec<usize>,
-    collected: Collected,
+    collected: ExtentCollector,
     next: usize,
     /// Live files already measured.
     asked: HashSet<Slot>,
 }
 
-impl Measuring {
-    pub(super) fn new(census: Census) -> Measuring {
-        Measuring {
+impl SpaceMeasurement {
+    pub(super) fn new(census: Census) -> SpaceMeasurement {
+        SpaceMeasurement {
             census,
             measured: Vec::new(),
-            collected: Collected::default(),
+            collected: ExtentCollector::default(),
             next: 0,
             asked: HashSet::new(),
         }
@@ -276,14 +276,14 @@ impl Measuring {
     }
 
     /// Returns the result.
-    pub(super) fn finish(self, whole: bool) -> (Census, Vec<usize>, Space) {
+    pub(super) fn finish(self, whole: bool) -> (Census, Vec<usize>, SpaceUsage) {
         (self.census, self.measured, self.collected.space(whole))
     }
 }
 
-impl Collector {
+impl GarbageCollector {
     /// Measures the next version; `false` at the end. A missing version is skipped.
-    pub(super) fn measure_next(&self, measuring: &mut Measuring) -> SysResult<bool> {
+    pub(super) fn measure_next(&self, measuring: &mut SpaceMeasurement) -> SysResult<bool> {
         let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else {
             return Ok(false);
         };
@@ -363,7 +363,7 @@ fn by_blocks(stat: &Stat, object: ObjectId) -> Allocation {
         .filter(|_| is_linked(stat, object) && bytes < 1 << PLACE_BITS);
     match physical {
         Some(physical) => Allocation {
-            placed: vec![Placed {
+            placed: vec![PhysicalRange {
                 physical,
                 length: bytes,
                 shared: true,
@@ -381,30 +381,30 @@ fn by_blocks(stat: &Stat, object: ObjectId) -> Allocation {
 mod tests {
     use super::*;
 
-    fn at(physical: u64, length: u64, shared: bool) -> Placed {
-        Placed {
+    fn at(physical: u64, length: u64, shared: bool) -> PhysicalRange {
+        PhysicalRange {
             physical,
             length,
             shared,
         }
     }
 
-    fn file(placed: &[Placed]) -> Allocation {
+    fn file(placed: &[PhysicalRange]) -> Allocation {
         Allocation {
             placed: placed.to_vec(),
             unplaced_bytes: 0,
         }
     }
 
-    fn freed(space: &Space, gone: &[bool]) -> u64 {
+    fn freed(space: &SpaceUsage, gone: &[bool]) -> u64 {
         let gone: Vec<Option<usize>> = gone.iter().map(|gone| gone.then_some(0)).collect();
         space.freed(&gone, 1).first().copied().unwrap_or(0)
     }
 
     /// Three clones of a file, one block of which was written after each: a range is freed with its
     /// last holder.
-    fn clones() -> Collected {
-        let mut collected = Collected::default();
+    fn clones() -> ExtentCollector {
+        let mut collected = ExtentCollector::default();
         collected.add(&file(&[at(0, 40, true), at(1000, 10, false)]));
         collected.add(&file(&[at(0, 40, true)]));
         collected.add(&file(&[at(10, 30, true), at(2000, 10, false)]));
@@ -428,7 +428,7 @@ mod tests {
     fn where_extents_are_kept_whole_a_part_keeps_all() {
         let space = clones().space(true);
         assert_eq!(freed(&space, &[true, true, true]), 20);
-        let mut collected = Collected::default();
+        let mut collected = ExtentCollector::default();
         collected.add(&file(&[at(0, 40, true), at(40, 10, true)]));
         collected.add(&file(&[at(0, 40, true), at(40, 10, true)]));
         collected.add(&file(&[at(45, 5, true)]));
@@ -444,13 +444,13 @@ mod tests {
 
     #[test]
     fn what_is_shared_with_somebody_unknown_never_comes_free() {
-        let mut collected = Collected::default();
+        let mut collected = ExtentCollector::default();
         collected.add(&file(&[at(0, 40, true), at(100, 7, false)]));
         assert!(collected.last_shares());
         let space = collected.space(false);
         assert_eq!((freed(&space, &[true]), space.outside()), (7, 40));
         // A version that contains a range twice is its only holder.
-        let mut collected = Collected::default();
+        let mut collected = ExtentCollector::default();
         collected.add(&file(&[at(0, 40, true), at(0, 40, true)]));
         assert_eq!(freed(&collected.space(false), &[true]), 40);
     }

@@ -6,8 +6,8 @@ use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
 use super::error;
 use super::word::count;
-use crate::history::state::State;
-use crate::live::HashMode;
+use crate::history::state::TreeState;
+use crate::live::SealerMode;
 use crate::sys;
 
 impl Engine {
@@ -111,7 +111,7 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
     let dirty = match base {
         Some(id) => engine
             .states
-            .compare_all(State::At(id), State::Live)
+            .compare_all(TreeState::At(id), TreeState::Live)
             .map_err(failed)?,
         None => Vec::new(),
     };
@@ -196,8 +196,8 @@ fn daemon_info(engine: &Engine) -> DaemonInfo {
 fn sealer_info(engine: &Engine) -> SealerInfo {
     let stats = engine.live.sealer.stats();
     let mode = match engine.serving.config.seal {
-        HashMode::Off => "off",
-        HashMode::Hash => "hash",
+        SealerMode::Off => "off",
+        SealerMode::Hash => "hash",
     };
     SealerInfo {
         mode: mode.to_owned(),

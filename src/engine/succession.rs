@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::live::{Keeper, Orphans};
+use crate::live::{FdKeeper, KeptFds};
 use crate::sys::Ledger;
 
 /// State handed over between workers.
-pub struct Succession {
+pub struct WorkerHandover {
     /// State for the next worker; contains that of the previous one.
     pub ledger: Arc<Ledger>,
     /// Keeps descriptors for the next worker.
-    pub keeper: Arc<dyn Keeper>,
+    pub keeper: Arc<dyn FdKeeper>,
     /// Descriptors of the previous worker; `None`: this one is the first.
-    pub orphans: Option<Orphans>,
+    pub orphans: Option<KeptFds>,
     /// The process that would start the next worker.
     pub holder: u32,
     /// Number of takeovers.
@@ -21,7 +21,7 @@ pub struct Succession {
     pub taken_over: Option<String>,
 }
 
-impl std::fmt::Debug for Succession {
+impl std::fmt::Debug for WorkerHandover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Succession")
             .field("holder", &self.holder)
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Succession {
     }
 }
 
-impl Succession {
+impl WorkerHandover {
     /// Returns whether the holder, which is our parent, is alive.
     pub fn is_held(&self) -> bool {
         std::os::unix::process::parent_id() == self.holder

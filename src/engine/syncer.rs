@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::durable::Pace;
+use super::durable::SyncPace;
 use crate::history::timeline::Timeline;
 use crate::live::Live;
 use crate::store::Address;
@@ -21,7 +21,7 @@ pub(super) struct Syncer {
     synced: Address,
     /// The epoch whose layer exists.
     epoch: Option<Epoch>,
-    pace: Pace,
+    pace: SyncPace,
 }
 
 impl Syncer {
@@ -30,7 +30,7 @@ impl Syncer {
             live: Arc::clone(live),
             synced: live.timeline().store().journal.position(),
             epoch: None,
-            pace: Pace::default(),
+            pace: SyncPace::default(),
         }
     }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::past::PAST_HANDLE;
-use super::request::{LeftOpen, NodeId};
+use super::request::{HandedOverFile, NodeId};
 use super::service::open_flags;
-use crate::live::{HandleId, IoMode, Legacy};
+use crate::live::{HandleId, HandoverState, IoMode};
 use crate::store::ids::Slot;
 use crate::sys::{Errno, SysResult};
 
@@ -44,7 +44,7 @@ impl<'a> Takeover<'a> {
             let first = first_handle(succession.takeovers);
             self.engine.live.handles.number_from(first);
             self.engine.views.past.number_from(first);
-            self.engine.live.handover.hand_over(Legacy::new(
+            self.engine.live.handover.hand_over(HandoverState::new(
                 Arc::clone(&succession.ledger),
                 Arc::clone(&succession.keeper),
             ));
@@ -66,7 +66,7 @@ impl<'a> Takeover<'a> {
     }
 
     /// See [`super::request::Service::adopt`].
-    pub(super) fn adopt_open(&self, left: &LeftOpen) -> SysResult<()> {
+    pub(super) fn adopt_open(&self, left: &HandedOverFile) -> SysResult<()> {
         let Some(orphans) = self
             .engine
             .succession
@@ -88,7 +88,7 @@ impl<'a> Takeover<'a> {
         } else {
             IoMode::Daemon
         };
-        let change = crate::live::Change::by(self.engine.live.writers.opener(left.by));
+        let change = crate::live::ChangeCtx::by(self.engine.live.writers.opener(left.by));
         self.engine.live.adoption.adopt_open(
             &change,
             HandleId(left.fh.0),
@@ -99,7 +99,7 @@ impl<'a> Takeover<'a> {
         )
     }
 
-    fn adopt_past(&self, left: &LeftOpen) -> SysResult<()> {
+    fn adopt_past(&self, left: &HandedOverFile) -> SysResult<()> {
         let views = &self.engine.views;
         let node = views.past_node(left.node)?;
         let view = self.engine.states.view(node.state());

@@ -28,7 +28,7 @@ pub struct Tier {
 
 /// Compiled patterns of a tier. See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Matcher {
+pub(super) struct TierPatterns {
     /// Patterns of names, and of paths from the root.
     any: [GlobSet; 2],
     /// The same for directories only.
@@ -36,14 +36,14 @@ pub(super) struct Matcher {
 }
 
 impl Tier {
-    pub(super) fn matcher(&self) -> Result<Matcher, String> {
-        Matcher::new(&self.paths)
+    pub(super) fn matcher(&self) -> Result<TierPatterns, String> {
+        TierPatterns::new(&self.paths)
     }
 }
 
-impl Matcher {
+impl TierPatterns {
     /// Compiles patterns. Returns the reason if one is invalid.
-    pub(super) fn new(paths: &[String]) -> Result<Matcher, String> {
+    pub(super) fn new(paths: &[String]) -> Result<TierPatterns, String> {
         if paths.is_empty() || paths.len() > PATHS_MAX {
             return Err(format!(
                 "there are {} of 1 to {PATHS_MAX} patterns",
@@ -81,7 +81,7 @@ impl Matcher {
             }
             builder.build().map_err(|error| error.to_string())
         });
-        Ok(Matcher {
+        Ok(TierPatterns {
             any: [names?, rooted?],
             dirs: [name_dirs?, rooted_dirs?],
         })
@@ -120,7 +120,7 @@ mod tests {
             .iter()
             .map(|pattern| (*pattern).to_owned())
             .collect();
-        Matcher::new(&paths)
+        TierPatterns::new(&paths)
             .unwrap()
             .unit(path.as_bytes())
             .map(|unit| std::str::from_utf8(unit).unwrap())
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn any_bytes_are_a_name() {
-        let matcher = Matcher::new(&["*.o".to_owned()]).unwrap();
+        let matcher = TierPatterns::new(&["*.o".to_owned()]).unwrap();
         assert_eq!(matcher.unit(b"a/\xff.o"), Some(b"a/\xff.o".as_slice()));
         assert_eq!(matcher.unit(b"a/\xff.c"), None);
     }
@@ -164,11 +164,11 @@ mod tests {
     #[test]
     fn what_names_no_path_is_refused() {
         for wrong in ["", "/", "a//b", "../a", "./a", "a/..", "[", "{a"] {
-            assert!(Matcher::new(&[wrong.to_owned()]).is_err(), "{wrong:?}");
+            assert!(TierPatterns::new(&[wrong.to_owned()]).is_err(), "{wrong:?}");
         }
-        assert!(Matcher::new(&[]).is_err());
-        assert!(Matcher::new(&vec!["a".to_owned(); PATHS_MAX]).is_ok());
-        assert!(Matcher::new(&vec!["a".to_owned(); PATHS_MAX + 1]).is_err());
-        assert!(Matcher::new(&["a".repeat(PATH_BYTES_MAX + 1)]).is_err());
+        assert!(TierPatterns::new(&[]).is_err());
+        assert!(TierPatterns::new(&vec!["a".to_owned(); PATHS_MAX]).is_ok());
+        assert!(TierPatterns::new(&vec!["a".to_owned(); PATHS_MAX + 1]).is_err());
+        assert!(TierPatterns::new(&["a".repeat(PATH_BYTES_MAX + 1)]).is_err());
     }
 }

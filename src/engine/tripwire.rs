@@ -49,13 +49,13 @@ const DECIDE_MIN: Duration = Duration::from_millis(20);
 
 pub(super) struct Tripwire {
     config: TripwireConfig,
-    state: Mutex<State>,
+    state: Mutex<TripwireState>,
     /// A mark was confirmed: the kernel's cached listing of checkpoints is stale.
     changed: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct TripwireState {
     /// The last operations, one more than the limit: time, process, weight.
     last: VecDeque<(Instant, u32, u32)>,
     /// Files edited before the last mark (or its equivalent) and not destroyed since.
@@ -89,7 +89,7 @@ struct Burst {
 
 /// The outcome for marks.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Decision {
+pub(super) struct MarkDecision {
     pub(super) take_back: Vec<CheckpointId>,
     /// Time until the next decision.
     pub(super) next: Option<Duration>,
@@ -97,7 +97,7 @@ pub(super) struct Decision {
 
 /// Action before an operation.
 #[derive(Debug, PartialEq, Eq)]
-enum Before {
+enum BeforeAction {
     Nothing,
     /// Make a mark, unless the process belongs to the session of the current burst, which the
     /// caller checks.
@@ -120,18 +120,18 @@ impl Tripwire {
         self.changed.swap(false, Ordering::SeqCst)
     }
 
-    fn before(&self, pid: u32, now: Instant) -> Before {
+    fn before(&self, pid: u32, now: Instant) -> BeforeAction {
         let (mut state, within) = (self.state.lock(), self.config.within);
         let lately = |then: &Instant| now.duration_since(*then) < within;
         if state.processes.get(&pid).is_some_and(lately) {
-            return Before::Nothing;
+            return BeforeAction::Nothing;
         }
         if state
             .burst
             .as_ref()
             .is_some_and(|burst| lately(&burst.last) && burst.processes.contains(&pid))
         {
-            return Before::Nothing;
+            return BeforeAction::Nothing;
         }
         if state.marked.as_ref().is_some_and(lately) {
             if let Some(mark) = state.marks.last_mut() {
@@ -141,9 +141,9 @@ impl Tripwire {
                     None => mark.users.push(pid),
                 }
             }
-            return Before::Nothing;
+            return BeforeAction::Nothing;
         }
-        Before::Mark {
+        BeforeAction::Mark {
             in_burst: state
                 .burst
                 .as_ref()
@@ -290,9 +290,9 @@ impl Tripwire {
     }
 
     /// Returns the marks to free: those whose processes have all become quiet.
-    pub(super) fn decide(&self, now: Instant) -> Decision {
+    pub(super) fn decide(&self, now: Instant) -> MarkDecision {
         let (mut state, within) = (self.state.lock(), self.config.within);
-        let State {
+        let TripwireState {
             processes, marks, ..
         } = &mut *state;
         let active = |pid: &u32| {
@@ -310,7 +310,7 @@ impl Tripwire {
             stays
         });
         let next = (!marks.is_empty()).then(|| (within / 2).max(DECIDE_MIN));
-        Decision { take_back, next }
+        MarkDecision { take_back, next }
     }
 }
 
@@ -328,7 +328,7 @@ impl Automatic {
             return act();
         };
         let before = tripwire.before(caller.pid, Instant::now());
-        if let Before::Mark { in_burst } = before
+        if let BeforeAction::Mark { in_burst } = before
             && destroys()
         {
             if sys::runs_our_program(caller.pid) {
@@ -366,9 +366,9 @@ impl Automatic {
 
     /// Returns whether a destructive operation of this process would make a mark now.
     pub(super) fn suspects(&self, caller: Caller) -> bool {
-        self.tripwire
-            .as_ref()
-            .is_some_and(|tripwire| tripwire.before(caller.pid, Instant::now()) != Before::Nothing)
+        self.tripwire.as_ref().is_some_and(|tripwire| {
+            tripwire.before(caller.pid, Instant::now()) != BeforeAction::Nothing
+        })
     }
 
     /// Returns whether a file is temporary: recently changed, and shown by no checkpoint.

@@ -14,25 +14,25 @@ pub use self::answers::{
 };
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
-use super::bases::Bases;
+use super::bases::HeldBases;
 use super::branches;
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
-use super::restore::stale::Asked;
+use super::restore::stale::RestoreRequest;
 use super::upkeep::rfc3339;
-use crate::history::operations::{Told, Walk};
+use crate::history::operations::{OperationStatus, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
-use crate::store::operation::{BY_RULE, Deed, Operation, Retagged};
-use crate::store::record::{Actor, Kept};
+use crate::store::operation::{BY_RULE, Operation, OperationEffect, TagChange};
+use crate::store::record::{Actor, CheckpointState};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{Errno, SysResult};
 
 /// Limit of operations in one answer.
 const OPERATIONS_MAX: usize = 10_000;
 
-fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
+fn info(told: &OperationStatus, obstacle: Option<String>) -> OperationInfo {
     let Operation {
         number,
         at_ns,
@@ -41,19 +41,19 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
         deed,
     } = &told.operation;
     let (what, checkpoint) = match deed {
-        Deed::Made { id } => (OperationKind::Checkpoint, Some(*id)),
-        Deed::Restored { .. } if deed.is_merge() => (OperationKind::Merge, None),
-        Deed::Restored { target, .. } => (OperationKind::Restore, Some(*target)),
-        Deed::Deleted { id, .. } => (OperationKind::Delete, Some(*id)),
-        Deed::Revived { id } => (OperationKind::Revive, Some(*id)),
-        Deed::Tagged { changes } => (
+        OperationEffect::Made { id } => (OperationKind::Checkpoint, Some(*id)),
+        OperationEffect::Restored { .. } if deed.is_merge() => (OperationKind::Merge, None),
+        OperationEffect::Restored { target, .. } => (OperationKind::Restore, Some(*target)),
+        OperationEffect::Deleted { id, .. } => (OperationKind::Delete, Some(*id)),
+        OperationEffect::Revived { id } => (OperationKind::Revive, Some(*id)),
+        OperationEffect::Tagged { changes } => (
             OperationKind::Tag,
             Some(changes)
                 .filter(|all| all.len() == 1)
                 .and_then(|all| all.first())
                 .map(|one| one.id),
         ),
-        Deed::Pinned { id, after, .. } => (
+        OperationEffect::Pinned { id, after, .. } => (
             if after.is_some() {
                 OperationKind::Pin
             } else {
@@ -61,7 +61,9 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
             },
             Some(*id),
         ),
-        Deed::Branch { base, dropped, .. } => (OperationKind::of_branch(*dropped), Some(*base)),
+        OperationEffect::Branch { base, dropped, .. } => {
+            (OperationKind::of_branch(*dropped), Some(*base))
+        }
     };
     let mut info = OperationInfo {
         number: *number,
@@ -82,28 +84,28 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
         obstacle,
     };
     match deed {
-        Deed::Restored { guard, paths, .. } => {
+        OperationEffect::Restored { guard, paths, .. } => {
             info.guard = Some(*guard);
             info.paths = paths.iter().cloned().map(TreePath).collect();
         }
-        Deed::Deleted { freed, .. } => info.freed = *freed,
-        Deed::Tagged { changes } => {
-            let one = |change: &Retagged| TagsChanged {
+        OperationEffect::Deleted { freed, .. } => info.freed = *freed,
+        OperationEffect::Tagged { changes } => {
+            let one = |change: &TagChange| TagsChanged {
                 checkpoint: change.id,
                 lost: change.lost.clone(),
                 got: change.got.clone(),
             };
             info.tags = changes.iter().map(one).collect();
         }
-        Deed::Pinned { after, .. } => info.reason = after.clone(),
-        Deed::Branch { name, .. } => info.branch = Some(name.clone()),
-        Deed::Made { .. } | Deed::Revived { .. } => {}
+        OperationEffect::Pinned { after, .. } => info.reason = after.clone(),
+        OperationEffect::Branch { name, .. } => info.branch = Some(name.clone()),
+        OperationEffect::Made { .. } | OperationEffect::Revived { .. } => {}
     }
     info
 }
 
 /// Returns the tags of a checkpoint without a change.
-fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
+fn tags_without(kept: &CheckpointState, change: &TagChange) -> Vec<String> {
     let mut tags: Vec<String> = kept
         .tags
         .iter()
@@ -137,7 +139,7 @@ impl<'a> Undoer<'a> {
             .operations
             .operations(before, limit.min(OPERATIONS_MAX));
         let told = told.map_err(error::journal_unread)?;
-        let one = |told: &Told| {
+        let one = |told: &OperationStatus| {
             info(
                 told,
                 self.obstacle(&told.operation)
@@ -201,8 +203,8 @@ impl<'a> Undoer<'a> {
             None
         };
         let id = match told.map(|told| told.operation.deed) {
-            Some(Deed::Made { id }) => id,
-            Some(Deed::Restored {
+            Some(OperationEffect::Made { id }) => id,
+            Some(OperationEffect::Restored {
                 target,
                 guard,
                 paths,
@@ -227,7 +229,7 @@ impl<'a> Undoer<'a> {
     /// Returns the newest confirmed mark of the tripwire, if it is younger than the last operation:
     /// the caller probably wants back the files that the burst removed.
     fn mark_since(&self) -> VerbResult<Option<CheckpointId>> {
-        let is_mark = |kept: &Kept| kept.reason.is_mark();
+        let is_mark = |kept: &CheckpointState| kept.reason.is_mark();
         let Some(mark) = self.timeline().catalogue.newest(1, is_mark).pop() else {
             return Ok(None);
         };
@@ -271,7 +273,7 @@ impl<'a> Undoer<'a> {
         let told = self.one_operation(number)?;
         let told = told.ok_or_else(|| error::no_operation(number))?;
         match told.operation.deed {
-            Deed::Restored { .. } => Err(error::not_alone(number)),
+            OperationEffect::Restored { .. } => Err(error::not_alone(number)),
             _ if !told.in_effect => Err(error::undone_already(number)),
             _ => Ok(number),
         }
@@ -311,7 +313,7 @@ impl<'a> Undoer<'a> {
             UndoWalk::Undo(_) | UndoWalk::Only(_),
             false,
             None,
-            Deed::Made { id } | Deed::Revived { id },
+            OperationEffect::Made { id } | OperationEffect::Revived { id },
         ) = (options.walk, options.force, &obstacle, &told.operation.deed)
         {
             let why = error::was_asked_for(number, *id);
@@ -337,7 +339,7 @@ impl<'a> Undoer<'a> {
     }
 
     /// Returns one operation.
-    fn one_operation(&self, number: u64) -> VerbResult<Option<Told>> {
+    fn one_operation(&self, number: u64) -> VerbResult<Option<OperationStatus>> {
         let told = self
             .timeline()
             .operations
@@ -364,17 +366,17 @@ impl<'a> Undoer<'a> {
             kept.ok_or(Errno::ENOENT).map_err(failed)
         };
         match &operation.deed {
-            Deed::Made { id } | Deed::Revived { id } => self
+            OperationEffect::Made { id } | OperationEffect::Revived { id } => self
                 .engine
                 .checkpoints
                 .hide_checkpoint(by, undoes, *id)
                 .map(drop),
-            Deed::Deleted { id, .. } => self.revive(by, undoes, *id).map_err(failed),
-            Deed::Restored {
+            OperationEffect::Deleted { id, .. } => self.revive(by, undoes, *id).map_err(failed),
+            OperationEffect::Restored {
                 guard, paths, only, ..
             } => {
                 let restorer = Restorer::new(self.engine);
-                let asked = Asked {
+                let asked = RestoreRequest {
                     requester,
                     undoes,
                     started: Instant::now(),
@@ -390,7 +392,7 @@ impl<'a> Undoer<'a> {
                 step.unknown = restored.unknown;
                 Ok(())
             }
-            Deed::Tagged { changes } => {
+            OperationEffect::Tagged { changes } => {
                 let mut given = Vec::new();
                 for change in changes {
                     given.push((change.id, tags_without(&kept(change.id)?, change)));
@@ -400,12 +402,12 @@ impl<'a> Undoer<'a> {
                     .set_tags(by, undoes, given)
                     .map_err(failed)
             }
-            Deed::Branch { store, dropped, .. } => {
+            OperationEffect::Branch { store, dropped, .. } => {
                 // The inverse takes this lock to record its operation.
                 drop(one_at_a_time);
                 branches::invert(self.engine, by, undoes, (store, *dropped))
             }
-            Deed::Pinned { id, before, .. } => self
+            OperationEffect::Pinned { id, before, .. } => self
                 .engine
                 .checkpoints
                 .set_pin(by, undoes, &kept(*id)?, before.clone())
@@ -420,41 +422,41 @@ impl<'a> Undoer<'a> {
         let records = timeline.operations.reviving(&hidden.ok_or(Errno::ENOENT)?);
         timeline
             .operations
-            .operate(by, undoes, Deed::Revived { id }, records)
+            .operate(by, undoes, OperationEffect::Revived { id }, records)
     }
 
     /// Returns the reason why an operation cannot be undone now, if any.
     fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
         match &operation.deed {
-            Deed::Made { id } | Deed::Revived { id } => {
+            OperationEffect::Made { id } | OperationEffect::Revived { id } => {
                 match self.timeline().catalogue.checkpoint(*id) {
-                    Some(Kept {
+                    Some(CheckpointState {
                         pinned: Some(reason),
                         ..
                     }) => Some(error::pinned(*id, &reason)),
-                    Some(_) => Bases::of(&self.engine.live)
+                    Some(_) => HeldBases::of(&self.engine.live)
                         .and_then(|bases| bases.check(*id))
                         .err(),
                     None => self.missing(*id),
                 }
             }
-            Deed::Deleted { id, freed: true } => Some(error::freed(*id)),
-            Deed::Deleted { id, freed: false } => self
+            OperationEffect::Deleted { id, freed: true } => Some(error::freed(*id)),
+            OperationEffect::Deleted { id, freed: false } => self
                 .timeline()
                 .catalogue
                 .hidden_checkpoint(*id)
                 .is_none()
                 .then(|| error::freed(*id)),
-            Deed::Restored {
+            OperationEffect::Restored {
                 guard, paths, only, ..
             } => self
                 .missing(*guard)
                 .or_else(|| (*only && paths.is_empty()).then(error::too_many_names)),
-            Deed::Pinned { id, .. } => self.missing(*id),
-            Deed::Branch { store, dropped, .. } => {
+            OperationEffect::Pinned { id, .. } => self.missing(*id),
+            OperationEffect::Branch { store, dropped, .. } => {
                 branches::obstacle(self.engine, (store, *dropped))
             }
-            Deed::Tagged { changes } => changes
+            OperationEffect::Tagged { changes } => changes
                 .iter()
                 .find_map(|change| self.missing(change.id))
                 .or_else(|| self.untaggable(changes)),
@@ -476,7 +478,7 @@ impl<'a> Undoer<'a> {
     }
 
     /// Returns the reason why the former tags cannot be restored.
-    fn untaggable(&self, changes: &[Retagged]) -> Option<VerbError> {
+    fn untaggable(&self, changes: &[TagChange]) -> Option<VerbError> {
         for change in changes {
             let gives_back = |tag: &String, id: CheckpointId| {
                 changes

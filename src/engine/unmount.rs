@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
-use super::branches::{Brancher, Ending};
+use super::branches::{BranchOps, UnmountMode};
 use super::error::{Code, failed, hinted};
 use super::requester::Requester;
 use super::verb::Verb;
 use super::word::word;
-use super::{Engine, Keep};
+use super::{Engine, SavePolicy};
 use crate::sys::{self, Errno, MountPoint, SysResult};
 
 /// Time for which a busy mount is retried.
@@ -30,7 +30,7 @@ pub struct Unmount {
     pub leave: bool,
     /// Content to preserve; absent: as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep: Option<Keep>,
+    pub keep: Option<SavePolicy>,
 }
 
 impl Verb for Unmount {
@@ -41,13 +41,13 @@ impl Verb for Unmount {
         engine.hush();
         engine.keep_at_end(self.keep);
         // A user whose own shell blocks the unmount means this mount only.
-        Brancher::new(engine).end_all(if self.lazy && !self.leave {
-            Ending::Lazy
+        BranchOps::new(engine).end_all(if self.lazy && !self.leave {
+            UnmountMode::Lazy
         } else {
-            Ending::Unused
+            UnmountMode::Unused
         })?;
         unmount(at, self.lazy).map_err(|cause| {
-            Brancher::new(engine).mount_all();
+            BranchOps::new(engine).mount_all();
             unmount_error(at, cause)
         })
     }

@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::api::{Change, TreePath, Why};
-use super::compare::States;
+use super::compare::StateComparer;
 use crate::history::diff::join;
 use crate::history::diff::ordered;
 use crate::history::present::Trail;
-use crate::history::state::State;
-use crate::history::view::Known;
+use crate::history::state::TreeState;
+use crate::history::view::KnownListing;
 use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -80,7 +80,7 @@ pub(super) fn is_alone(engine: &Engine) -> bool {
     config.mount == config.backing && !engine.had_below.load(Ordering::Relaxed)
 }
 
-impl States {
+impl StateComparer {
     /// Returns all paths known to have changed without a record after checkpoint `id`; their former
     /// state is unknown. A directory is included if its names changed.
     ///
@@ -104,13 +104,13 @@ impl States {
     /// record destroyed the older state.
     ///
     /// # Errors
-    /// As [`States::changed_unserved`].
-    pub(super) fn unseen_between(&self, from: State, to: State) -> SysResult<Vec<Change>> {
-        let (State::At(older), newer, _) = ordered(from, to) else {
+    /// As [`StateComparer::changed_unserved`].
+    pub(super) fn unseen_between(&self, from: TreeState, to: TreeState) -> SysResult<Vec<Change>> {
+        let (TreeState::At(older), newer, _) = ordered(from, to) else {
             return Ok(Vec::new());
         };
         let mut unseen = self.changed_unserved(older)?;
-        if let State::At(newer) = newer
+        if let TreeState::At(newer) = newer
             && !self.timeline().absences.was_absent_between(older, newer)
         {
             // A path changed only later was equal in both states, or has records of the difference.
@@ -137,9 +137,9 @@ impl States {
         Ok(found)
     }
 
-    /// As [`States::changed_unserved`], by a walk.
+    /// As [`StateComparer::changed_unserved`], by a walk.
     pub(super) fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
-        let (then, live) = (self.view(State::At(id)), self.view(State::Live));
+        let (then, live) = (self.view(TreeState::At(id)), self.view(TreeState::Live));
         let (mut found, mut passed) = (Vec::new(), HashSet::new());
         let mut open: Vec<(Vec<u8>, Arc<Trail>)> = vec![(Vec::new(), Trail::root())];
         while let Some((path, dir)) = open.pop() {
@@ -181,9 +181,9 @@ fn unknown(path: &[u8], kind: Kind) -> Change {
 }
 
 /// Treats a missing directory as empty.
-fn there(known: SysResult<Known>) -> SysResult<Known> {
+fn there(known: SysResult<KnownListing>) -> SysResult<KnownListing> {
     match known {
-        Err(Errno::ESTALE | Errno::ENOENT) => Ok(Known::default()),
+        Err(Errno::ESTALE | Errno::ENOENT) => Ok(KnownListing::default()),
         known => known,
     }
 }

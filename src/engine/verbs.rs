@@ -16,7 +16,7 @@ use super::branches::verbs::{
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
-use super::glance::Glance;
+use super::glance::PromptQuery;
 use super::import::{ImportAsk, ImportPart};
 use super::merge::{Merge, MergeVersions, UpdateBranch};
 use super::offline::Offline;
@@ -29,7 +29,7 @@ use super::unmount::Unmount;
 
 use super::verb::Answer;
 use super::verb::Verb;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::record::Reason;
 
 /// Lists the verbs by their names on the socket.
@@ -65,7 +65,7 @@ macro_rules! verbs {
 verbs! {
     Checkpoint(CheckpointOptions),
     Status(GetStatus),
-    Glance(Glance),
+    PromptQuery(PromptQuery),
     Stats(GetStats),
     Log(ListCheckpoints),
     Show(ShowCheckpoint),
@@ -108,13 +108,13 @@ verbs! {
 }
 
 /// Executes requests; implemented by the engine.
-pub trait Answerer: Send + Sync {
+pub trait RequestHandler: Send + Sync {
     /// # Errors
     /// As [`Verb::run`].
     fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer>;
 }
 
-impl Answerer for Engine {
+impl RequestHandler for Engine {
     fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
         self.live.inodes.refused.take();
         let answer = request.answer(self, requester);
@@ -123,7 +123,7 @@ impl Answerer for Engine {
 }
 
 /// Ends the exports of a client that has disconnected.
-pub fn end(requester: &Requester, answers: &(impl Answerer + ?Sized)) {
+pub fn end(requester: &Requester, answers: &(impl RequestHandler + ?Sized)) {
     for run in requester.take_exports() {
         // It may have been abandoned already.
         let _ = answers.answer(ExportAsk::End { run }.into(), requester);
@@ -141,7 +141,7 @@ impl Verb for CheckpointOptions {
             engine.checkpoints.settle();
             let same = engine
                 .states
-                .compare_all(State::At(newest), State::Live)
+                .compare_all(TreeState::At(newest), TreeState::Live)
                 .map(|changes| changes.is_empty());
             if same.map_err(error::tree_not_compared)? {
                 return Ok(CheckpointInfo {
@@ -332,8 +332,8 @@ impl Verb for Compare {
         let to = self
             .to
             .as_ref()
-            .map_or(Ok(State::Live), |to| engine.states.state(to))?;
-        if from == State::Live || to == State::Live {
+            .map_or(Ok(TreeState::Live), |to| engine.states.state(to))?;
+        if from == TreeState::Live || to == TreeState::Live {
             engine.checkpoints.settle();
         }
         let mut changes = engine
@@ -573,7 +573,7 @@ impl Verb for Cancel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// The plan.
-    pub plan: Option<crate::sys::fault::Plan>,
+    pub plan: Option<crate::sys::fault::FaultPlan>,
 }
 
 #[cfg(debug_assertions)]

@@ -1,5 +1,5 @@
 //! The adapter between `fuser` and the engine: each handler decodes a request, and specifies the
-//! call and the form of the reply. [`Requests`] executes it.
+//! call and the form of the reply. [`RequestExecutor`] executes it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,12 +16,12 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 
-use super::answer::{self, Answer};
-use super::backing::Device;
+use super::answer::{self, SendReply};
+use super::backing::FuseDevice;
 use super::convert::{self, caller, errno, handle, node};
-use super::greeting::{self, Agreed};
+use super::greeting::{self, NegotiatedFeatures};
 use super::listing;
-use super::server::{Requests, Server};
+use super::server::{RequestContext, RequestExecutor};
 use super::xattrs::Xattrs;
 use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Caller, Service};
@@ -33,11 +33,11 @@ const COPY_BYTES_MAX: u64 = 0xffff_f000;
 
 /// Serves a [`Service`] to the kernel.
 pub struct Adapter {
-    requests: Requests,
+    requests: RequestExecutor,
     passthrough: bool,
     xattrs: Xattrs,
     /// The negotiated capabilities, once the session exists.
-    agreed: Option<Agreed>,
+    agreed: Option<NegotiatedFeatures>,
 }
 
 impl Adapter {
@@ -48,7 +48,7 @@ impl Adapter {
         readers: usize,
     ) -> Self {
         Self {
-            requests: Requests::new(service, readers),
+            requests: RequestExecutor::new(service, readers),
             passthrough,
             xattrs,
             agreed: None,
@@ -56,7 +56,7 @@ impl Adapter {
     }
 
     /// Returns the slot for `/dev/fuse`, to be set when the session exists.
-    pub fn device(&self) -> Arc<Device> {
+    pub fn device(&self) -> Arc<FuseDevice> {
         Arc::clone(&self.requests.server.device)
     }
 
@@ -83,7 +83,7 @@ impl Filesystem for Adapter {
     }
 
     fn destroy(&mut self) {
-        let Requests { server, dispatcher } = &self.requests;
+        let RequestExecutor { server, dispatcher } = &self.requests;
         if self.agreed.is_some() {
             dispatcher.wait_idle();
             dispatcher.here(Kind::Destroy, || server.service.ended());
@@ -240,7 +240,7 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, node) = (caller(request), node(ino));
-        let attempt = move |server: &Server| {
+        let attempt = move |server: &RequestContext| {
             server.undo_open(caller);
             server.service.open(caller, node, flags.0)
         };
@@ -313,12 +313,12 @@ impl Filesystem for Adapter {
     ) {
         let caller = caller(request);
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let write = move |server: &Server, data: &[u8]| {
+        let write = move |server: &RequestContext, data: &[u8]| {
             server
                 .service
                 .write(caller, node(ino), handle(fh), offset, data, from_cache)
         };
-        let Requests { server, dispatcher } = &self.requests;
+        let RequestExecutor { server, dispatcher } = &self.requests;
         if dispatcher.hands_on(Kind::Write) {
             let data = data.to_vec();
             return self.requests.apart(Kind::Write, move |server| {

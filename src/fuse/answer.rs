@@ -5,21 +5,21 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 
-use super::backing::Registered;
+use super::backing::BackingFile;
 use super::convert::{self, errno};
-use crate::engine::request::{Attr, Entry, FsInfo, Looked, Opened};
+use crate::engine::request::{Attr, Entry, FsInfo, LookupResult, Opened};
 use crate::sys::{self, Errno, SysResult};
 
 /// A reply for a result of type `T`.
-pub trait Answer<T>: Send + 'static {
+pub trait SendReply<T>: Send + 'static {
     /// Sends the reply.
     fn answer(self, result: SysResult<T>);
 }
 
-/// Implements [`Answer`] for replies that take one call.
+/// Implements [`SendReply`] for replies that take one call.
 macro_rules! answers {
     ($($reply:ident, $what:ty: |$to:ident, $told:ident| $ok:expr;)*) => {$(
-        impl Answer<$what> for $reply {
+        impl SendReply<$what> for $reply {
             fn answer(self, result: SysResult<$what>) {
                 let $to = self;
                 match result {
@@ -49,11 +49,13 @@ answers! {
     );
 }
 
-impl Answer<Looked> for ReplyEntry {
-    fn answer(self, result: SysResult<Looked>) {
+impl SendReply<LookupResult> for ReplyEntry {
+    fn answer(self, result: SysResult<LookupResult>) {
         match result {
-            Ok(Looked::Absent(ttl)) => self.entry(&ttl, &convert::absent_attr(), Generation(0)),
-            Ok(Looked::Found(entry)) => self.answer(Ok(entry)),
+            Ok(LookupResult::Absent(ttl)) => {
+                self.entry(&ttl, &convert::absent_attr(), Generation(0))
+            }
+            Ok(LookupResult::Found(entry)) => self.answer(Ok(entry)),
             Err(error) => self.error(errno(error)),
         }
     }
@@ -61,7 +63,7 @@ impl Answer<Looked> for ReplyEntry {
 
 /// Replies with the value if it fits into the requested size. Size 0 requests the size; a buffer
 /// that is too small gets ERANGE (getxattr(2)).
-impl Answer<Vec<u8>> for (ReplyXattr, u32) {
+impl SendReply<Vec<u8>> for (ReplyXattr, u32) {
     fn answer(self, result: SysResult<Vec<u8>>) {
         let (reply, size) = self;
         match result {
@@ -75,7 +77,7 @@ impl Answer<Vec<u8>> for (ReplyXattr, u32) {
 
 /// Replies to an open; with `id` the file is passed through. The reply only borrows the ID, which
 /// stays registered.
-pub fn opened(reply: ReplyOpen, opened: &Opened, id: Option<&Registered>) {
+pub fn opened(reply: ReplyOpen, opened: &Opened, id: Option<&BackingFile>) {
     let fh = FileHandle(opened.fh.0);
     let Some(id) = id else {
         return reply.opened(fh, convert::open_flags(opened));
@@ -86,7 +88,7 @@ pub fn opened(reply: ReplyOpen, opened: &Opened, id: Option<&Registered>) {
 }
 
 /// As [`opened`], for a file that was created.
-pub fn created(reply: ReplyCreate, entry: &Entry, opened: &Opened, id: Option<&Registered>) {
+pub fn created(reply: ReplyCreate, entry: &Entry, opened: &Opened, id: Option<&BackingFile>) {
     let (ttl, attr) = (&entry.ttl, convert::file_attr(&entry.stat));
     let (generation, fh) = (convert::generation(entry), FileHandle(opened.fh.0));
     let Some(id) = id else {

@@ -19,9 +19,9 @@ use crate::sys::lock::Mutex;
 
 /// `/dev/fuse` of the session, during its lifetime.
 #[derive(Debug, Default)]
-pub struct Device(OnceLock<Weak<OwnedFd>>);
+pub struct FuseDevice(OnceLock<Weak<OwnedFd>>);
 
-impl Device {
+impl FuseDevice {
     /// Sets the device when the session starts.
     pub fn set(&self, device: &Arc<OwnedFd>) {
         let _ = self.0.set(Arc::downgrade(device));
@@ -34,32 +34,32 @@ impl Device {
 
 /// A backing file registered with the connection; dropping this closes it.
 #[derive(Debug)]
-pub struct Registered {
+pub struct BackingFile {
     pub number: u32,
-    device: Arc<Device>,
+    device: Arc<FuseDevice>,
 }
 
-impl Registered {
+impl BackingFile {
     /// Registers a file.
-    pub fn new(device: &Arc<Device>, file: &File) -> io::Result<Registered> {
+    pub fn new(device: &Arc<FuseDevice>, file: &File) -> io::Result<BackingFile> {
         let fd = device.get().ok_or(io::ErrorKind::NotConnected)?;
         let number = BackingId::create_raw(fd.as_fd(), file)?;
-        Ok(Registered {
+        Ok(BackingFile {
             number,
             device: Arc::clone(device),
         })
     }
 
     /// Takes over an ID that a predecessor registered.
-    pub fn adopt(device: &Arc<Device>, number: u32) -> Registered {
-        Registered {
+    pub fn adopt(device: &Arc<FuseDevice>, number: u32) -> BackingFile {
+        BackingFile {
             number,
             device: Arc::clone(device),
         }
     }
 }
 
-impl Drop for Registered {
+impl Drop for BackingFile {
     fn drop(&mut self) {
         if let Some(device) = self.device.get()
             && let Err(error) = sys::backing_close(&*device, self.number)
@@ -69,17 +69,17 @@ impl Drop for Registered {
     }
 }
 
-/// IDs in use; `Id` is [`Registered`] except in tests.
+/// IDs in use; `Id` is [`BackingFile`] except in tests.
 pub struct Backings<Id> {
-    state: Mutex<State<Id>>,
+    state: Mutex<BackingState<Id>>,
 }
 
-struct State<Id> {
-    nodes: HashMap<NodeId, Shared<Id>>,
+struct BackingState<Id> {
+    nodes: HashMap<NodeId, SharedBacking<Id>>,
     handles: HashMap<Fh, NodeId>,
 }
 
-struct Shared<Id> {
+struct SharedBacking<Id> {
     id: Arc<Id>,
     opens: usize,
 }
@@ -87,7 +87,7 @@ struct Shared<Id> {
 impl<Id> Backings<Id> {
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(BackingState {
                 nodes: HashMap::new(),
                 handles: HashMap::new(),
             }),
@@ -111,7 +111,7 @@ impl<Id> Backings<Id> {
                 let id = Arc::new(make()?);
                 state.nodes.insert(
                     node,
-                    Shared {
+                    SharedBacking {
                         id: Arc::clone(&id),
                         opens: 1,
                     },

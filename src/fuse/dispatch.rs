@@ -24,7 +24,7 @@ use crate::engine::api::microseconds;
 use crate::engine::counts::{RequestCounts, RequestKind as Kind};
 use crate::engine::request::NodeId;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::wait::{self, Relief};
+use crate::sys::wait::{self, WaitPool};
 use crate::sys::{self};
 
 /// A kind of request that waits longer than this is handed to helpers: about twice the cost of
@@ -262,7 +262,7 @@ struct Helpers {
 /// The pool as its helpers reference it: they end when it is dropped.
 struct Pool(Weak<Helpers>);
 
-impl Relief for Pool {
+impl WaitPool for Pool {
     fn leave(&self) -> bool {
         let Some(helpers) = self.0.upgrade() else {
             return true;

@@ -50,7 +50,7 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
 
 /// Negotiated capabilities that not every kernel has.
 #[derive(Clone, Copy, Default)]
-pub struct Agreed {
+pub struct NegotiatedFeatures {
     /// The kernel performs file I/O.
     pub passthrough: bool,
     /// The kernel opens directories without a request after the first ENOSYS.
@@ -59,7 +59,11 @@ pub struct Agreed {
 
 /// Negotiates the capabilities, and records them for the successor. `passthrough` requests
 /// passthrough.
-pub fn greet(config: &mut KernelConfig, passthrough: bool, ledger: Option<&Ledger>) -> Agreed {
+pub fn greet(
+    config: &mut KernelConfig,
+    passthrough: bool,
+    ledger: Option<&Ledger>,
+) -> NegotiatedFeatures {
     let offered = if cfg!(target_os = "linux") {
         config.capabilities()
     } else {
@@ -85,7 +89,7 @@ pub fn greet(config: &mut KernelConfig, passthrough: bool, ledger: Option<&Ledge
         ledger.note(NOTE_CAPABILITIES, config.capabilities().bits());
         ledger.note(NOTE_PROTOCOL, u64::from(major) << 32 | u64::from(minor));
     }
-    Agreed {
+    NegotiatedFeatures {
         passthrough,
         dirs_unasked: offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
     }

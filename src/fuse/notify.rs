@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use fuser::{INodeNo, Notifier};
 
-use crate::engine::request::{Caches, NodeId, Stale};
+use crate::engine::request::{CacheInvalidation, Caches, NodeId};
 use crate::sys;
 use crate::sys::lock::Mutex;
 use crate::sys::tasks;
@@ -27,9 +27,9 @@ use crate::sys::tasks;
 const IDLE_MAX: usize = 2;
 
 /// A list of invalidations, and a channel that reports completion.
-struct Job {
+struct InvalidationJob {
     notifier: Notifier,
-    what: Vec<Stale>,
+    what: Vec<CacheInvalidation>,
     done: Sender<()>,
 }
 
@@ -41,7 +41,7 @@ pub struct KernelCaches {
     /// Descriptor number of `/dev/fuse`.
     device: i32,
     /// Idle threads.
-    idle: Mutex<Vec<Sender<Job>>>,
+    idle: Mutex<Vec<Sender<InvalidationJob>>>,
 }
 
 impl KernelCaches {
@@ -63,7 +63,7 @@ impl KernelCaches {
 
 /// Starts a thread with a separate table of descriptors. The session must keep `/dev/fuse` open
 /// until this returns.
-fn start(device: i32) -> io::Result<Sender<Job>> {
+fn start(device: i32) -> io::Result<Sender<InvalidationJob>> {
     let (jobs, queue) = channel();
     let (ready, started) = channel();
     thread::Builder::new().name("fuse-caches".to_owned()).spawn(move || {
@@ -78,8 +78,8 @@ fn start(device: i32) -> io::Result<Sender<Job>> {
 }
 
 /// Executes jobs until the channel is closed.
-fn work(queue: &Receiver<Job>) {
-    while let Ok(Job {
+fn work(queue: &Receiver<InvalidationJob>) {
+    while let Ok(InvalidationJob {
         notifier,
         what,
         done,
@@ -95,21 +95,21 @@ fn work(queue: &Receiver<Job>) {
 
 /// Sends one invalidation. The kernel returns ENOENT for entries that it has not cached, which
 /// `fuser` correctly treats as success.
-fn forget(notifier: &Notifier, stale: &Stale) {
+fn forget(notifier: &Notifier, stale: &CacheInvalidation) {
     let told = match stale {
-        Stale::Entry { parent, name } => {
+        CacheInvalidation::Entry { parent, name } => {
             notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name))
         }
         // The kernel compares the number, sets the link count to 0 and drops the name, which
         // generates IN_DELETE_SELF (fuse_reverse_inval_entry in fs/fuse/dir.c). If the number
         // differs, it only invalidates the name.
-        Stale::Deleted {
+        CacheInvalidation::Deleted {
             parent,
             child,
             name,
         } => notifier.delete(INodeNo(parent.0), INodeNo(child.0), OsStr::from_bytes(name)),
         // Length 0 means the whole file.
-        Stale::Data(node) => notifier.inval_inode(INodeNo(node.0), 0, 0),
+        CacheInvalidation::Data(node) => notifier.inval_inode(INodeNo(node.0), 0, 0),
     };
     if let Err(error) = told {
         tracing::debug!(?stale, %error, "the kernel did not take an invalidation");
@@ -117,7 +117,7 @@ fn forget(notifier: &Notifier, stale: &Stale) {
 }
 
 impl Caches for KernelCaches {
-    fn forget(&self, what: Vec<Stale>) {
+    fn forget(&self, what: Vec<CacheInvalidation>) {
         let Some(notifier) = self.notifier.lock().clone() else {
             return;
         };
@@ -140,7 +140,7 @@ impl Caches for KernelCaches {
         };
         let (done, wait) = channel();
         if jobs
-            .send(Job {
+            .send(InvalidationJob {
                 notifier: notifier.clone(),
                 what,
                 done,

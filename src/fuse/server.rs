@@ -6,26 +6,26 @@
 
 use std::sync::Arc;
 
-use super::answer::Answer;
-use super::backing::{Backings, Device, Registered};
+use super::answer::SendReply;
+use super::backing::{BackingFile, Backings, FuseDevice};
 use super::dispatch::Dispatcher;
-use super::takeover::Opens;
+use super::takeover::OpenFileTable;
 use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Caller, Fh, NodeId, Opened, Service};
 use crate::sys::{Errno, SysResult, wait};
 
 /// The state that handlers use, on any thread.
-pub struct Server {
+pub struct RequestContext {
     pub service: Arc<dyn Service>,
-    pub device: Arc<Device>,
-    pub backings: Backings<Registered>,
-    pub opens: Opens,
+    pub device: Arc<FuseDevice>,
+    pub backings: Backings<BackingFile>,
+    pub opens: OpenFileTable,
 }
 
-impl Server {
-    pub fn new(service: Arc<dyn Service>) -> Server {
-        let opens = Opens::new(service.ledger());
-        Server {
+impl RequestContext {
+    pub fn new(service: Arc<dyn Service>) -> RequestContext {
+        let opens = OpenFileTable::new(service.ledger());
+        RequestContext {
             service,
             device: Arc::default(),
             backings: Backings::new(),
@@ -35,11 +35,11 @@ impl Server {
 
     /// Returns the backing ID for an open that the engine wants passed through. `None` if it does
     /// not, or if the kernel rejects the file.
-    fn backing_id(&self, node: NodeId, opened: &Opened) -> Option<Arc<Registered>> {
+    fn backing_id(&self, node: NodeId, opened: &Opened) -> Option<Arc<BackingFile>> {
         let file = opened.passthrough.as_ref()?;
         match self
             .backings
-            .attach(node, opened.fh, || Registered::new(&self.device, file))
+            .attach(node, opened.fh, || BackingFile::new(&self.device, file))
         {
             Ok(id) => Some(id),
             Err(error) => {
@@ -58,7 +58,7 @@ impl Server {
         node: NodeId,
         opened: &Opened,
         flags: i32,
-    ) -> Option<Arc<Registered>> {
+    ) -> Option<Arc<BackingFile>> {
         let id = self.backing_id(node, opened);
         let number = id.as_deref().map(|id| id.number);
         self.opens.enter(caller, node, opened, flags, number);
@@ -89,7 +89,7 @@ impl Server {
             }
             if let Some(number) = backing {
                 let adopted = self.backings.attach(left.node, left.fh, || {
-                    Ok::<_, ()>(Registered::adopt(&self.device, number))
+                    Ok::<_, ()>(BackingFile::adopt(&self.device, number))
                 });
                 debug_assert!(adopted.is_ok(), "nothing can fail");
             }
@@ -99,22 +99,22 @@ impl Server {
 }
 
 /// Executes requests, on this thread or on a helper.
-pub struct Requests {
-    pub server: Arc<Server>,
+pub struct RequestExecutor {
+    pub server: Arc<RequestContext>,
     pub dispatcher: Arc<Dispatcher>,
 }
 
-impl Requests {
-    pub fn new(service: Arc<dyn Service>, readers: usize) -> Requests {
+impl RequestExecutor {
+    pub fn new(service: Arc<dyn Service>, readers: usize) -> RequestExecutor {
         let counts = Arc::clone(service.counts());
-        Requests {
-            server: Arc::new(Server::new(service)),
+        RequestExecutor {
+            server: Arc::new(RequestContext::new(service)),
             dispatcher: Arc::new(Dispatcher::new(counts, readers)),
         }
     }
 
     /// Executes a request, on this thread or on a helper.
-    pub fn serve(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
+    pub fn serve(&self, kind: Kind, handler: impl FnOnce(&RequestContext) + Send + 'static) {
         if self.dispatcher.hands_on(kind) {
             self.apart(kind, handler)
         } else {
@@ -123,39 +123,39 @@ impl Requests {
     }
 
     /// Executes a request on a helper.
-    pub fn apart(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
+    pub fn apart(&self, kind: Kind, handler: impl FnOnce(&RequestContext) + Send + 'static) {
         let server = Arc::clone(&self.server);
         self.dispatcher.apart(kind, move || handler(&server));
     }
 
-    /// As [`Requests::serve`], and replies with the result of `handler`.
+    /// As [`RequestExecutor::serve`], and replies with the result of `handler`.
     pub fn answer<T>(
         &self,
         kind: Kind,
-        reply: impl Answer<T>,
+        reply: impl SendReply<T>,
         handler: impl FnOnce(&dyn Service) -> SysResult<T> + Send + 'static,
     ) {
         self.serve(kind, move |server| reply.answer(handler(&*server.service)));
     }
 
-    /// As [`Requests::answer`], for requests that may have to wait for another user's process, or
+    /// As [`RequestExecutor::answer`], for requests that may have to wait for another user's process, or
     /// may take long before their first change. A first attempt determines whether they do.
     pub fn patiently<T>(
         &self,
         kind: Kind,
-        reply: impl Answer<T>,
+        reply: impl SendReply<T>,
         attempt: impl Fn(&dyn Service) -> SysResult<T> + Send + 'static,
     ) {
-        let attempt = move |server: &Server| attempt(&*server.service);
+        let attempt = move |server: &RequestContext| attempt(&*server.service);
         self.serve_patiently(kind, attempt, |_, done| reply.answer(done));
     }
 
-    /// As [`Requests::patiently`], with a function that sends the reply.
+    /// As [`RequestExecutor::patiently`], with a function that sends the reply.
     pub fn serve_patiently<T>(
         &self,
         kind: Kind,
-        attempt: impl Fn(&Server) -> SysResult<T> + Send + 'static,
-        answer: impl FnOnce(&Server, SysResult<T>) + Send + 'static,
+        attempt: impl Fn(&RequestContext) -> SysResult<T> + Send + 'static,
+        answer: impl FnOnce(&RequestContext, SysResult<T>) + Send + 'static,
     ) {
         if self.dispatcher.hands_on(kind) {
             return self.apart(kind, move |server| answer(server, attempt(server)));
@@ -173,13 +173,13 @@ impl Requests {
         }
     }
 
-    /// As [`Requests::answer`], for a change below `parent`, which may have to wait for other
+    /// As [`RequestExecutor::answer`], for a change below `parent`, which may have to wait for other
     /// requests.
     pub fn change<T>(
         &self,
         kind: Kind,
         parent: NodeId,
-        reply: impl Answer<T>,
+        reply: impl SendReply<T>,
         handler: impl FnOnce(&dyn Service) -> SysResult<T> + Send + 'static,
     ) {
         if self.server.service.waits(parent) {
@@ -189,12 +189,12 @@ impl Requests {
         }
     }
 
-    /// As [`Requests::change`], for requests that remove a name of a file.
+    /// As [`RequestExecutor::change`], for requests that remove a name of a file.
     pub fn removal(
         &self,
         kind: Kind,
         parent: NodeId,
-        reply: impl Answer<()>,
+        reply: impl SendReply<()>,
         attempt: impl Fn(&dyn Service) -> SysResult<()> + Send + 'static,
     ) {
         if self.server.service.waits(parent) {

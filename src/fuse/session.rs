@@ -11,7 +11,7 @@ use std::thread;
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
 
 use super::adapter::Adapter;
-use super::backing::Device;
+use super::backing::FuseDevice;
 use super::notify::KernelCaches;
 use super::takeover;
 use super::xattrs::Xattrs;
@@ -87,13 +87,13 @@ impl MountConfig {
 }
 
 /// A function called at the end of a session.
-type Then = Box<dyn FnOnce(io::Result<()>) + Send>;
+type EndCallback = Box<dyn FnOnce(io::Result<()>) + Send>;
 
 /// A mounted session. Dropping it unmounts if the mount is not in use, and does not wait for its
 /// threads.
 pub struct Session {
     /// Passes the function to the thread that waits for the end.
-    then: Option<Sender<Then>>,
+    then: Option<Sender<EndCallback>>,
     device: Option<Arc<OwnedFd>>,
     caches: Arc<KernelCaches>,
     unmounter: Unmounter,
@@ -135,12 +135,12 @@ impl Session {
         Session::prepared(session, &shared)
     }
 
-    fn prepared(mut session: fuser::Session<Adapter>, shared: &Device) -> io::Result<Session> {
+    fn prepared(mut session: fuser::Session<Adapter>, shared: &FuseDevice) -> io::Result<Session> {
         let device = Arc::new(session.as_fd().try_clone_to_owned()?);
         shared.set(&device);
         let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd()));
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
-        let (then, told) = channel::<Then>();
+        let (then, told) = channel::<EndCallback>();
         thread::Builder::new()
             .name("fuse-session".to_owned())
             .spawn(move || {

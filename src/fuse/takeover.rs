@@ -15,7 +15,7 @@ use fuser::{Config, SessionACL};
 
 use super::adapter::Adapter;
 use crate::engine::request::{
-    Caller, Fh, LEFT_OPEN, LeftOpen, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened,
+    Caller, Fh, HandedOverFile, LEFT_OPEN, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened,
 };
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Ledger, ROW_WORDS, RowId};
@@ -97,7 +97,7 @@ pub fn resend(device: &OwnedFd) -> io::Result<()> {
 /// ```text
 ///   row: handle, node, flags of open(2), backing id or all ones, request, 1 if passed through, opener
 /// ```
-pub struct Opens {
+pub struct OpenFileTable {
     ledger: Option<Arc<Ledger>>,
     rows: Mutex<HashMap<Fh, RowId>>,
     /// Open files of the predecessor, by the request that opened them.
@@ -108,9 +108,9 @@ const NO_BACKING: u64 = u64::MAX;
 /// Index of the word with the backing ID in a row.
 const BACKING_WORD: usize = 3;
 
-impl Opens {
-    pub fn new(ledger: Option<Arc<Ledger>>) -> Opens {
-        Opens {
+impl OpenFileTable {
+    pub fn new(ledger: Option<Arc<Ledger>>) -> OpenFileTable {
+        OpenFileTable {
             ledger,
             rows: Mutex::default(),
             left: Mutex::default(),
@@ -162,7 +162,7 @@ impl Opens {
     }
 
     /// Returns the open files of the predecessor, with their backing IDs.
-    pub fn left(&self) -> Vec<(LeftOpen, Option<u32>)> {
+    pub fn left(&self) -> Vec<(HandedOverFile, Option<u32>)> {
         let Some(ledger) = &self.ledger else {
             return Vec::new();
         };
@@ -173,7 +173,7 @@ impl Opens {
             .filter(|row| row.kind == LEFT_OPEN)
         {
             let [fh, node, flags, backing, request, passthrough, by] = row.words;
-            let left = LeftOpen {
+            let left = HandedOverFile {
                 fh: Fh(fh),
                 node: NodeId(node),
                 flags: (flags as u32).cast_signed(),

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use super::append::Appender;
 use super::catalogue::Catalogue;
-use crate::store::Forgotten;
+use crate::store::ExpiredItems;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Record;
 use crate::sys::lock::RwLock;
@@ -58,7 +58,7 @@ pub fn is_ahead(ctime: Time) -> bool {
 
 /// Compares the wall clock with one that cannot be set.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct ClockMonitor {
     /// Maximum lead of the wall clock over the other clock, in nanoseconds.
     ahead_ns: Option<i64>,
     /// Latest creation time of a checkpoint.
@@ -69,7 +69,7 @@ pub(super) struct Clock {
     unsure: BTreeSet<CheckpointId>,
 }
 
-impl Clock {
+impl ClockMonitor {
     /// Adds a checkpoint read from the journal. One that is read again, because it was unhidden, is
     /// older than its successors and is ignored.
     pub(super) fn read(&mut self, id: CheckpointId, created_ns: i64) {
@@ -104,13 +104,13 @@ impl Clock {
 
 /// The absences, and the checkpoints with an unreliable clock.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct AbsenceTable {
     /// Oldest first.
     pub(super) absences: Vec<Absence>,
-    pub(super) clock: Clock,
+    pub(super) clock: ClockMonitor,
 }
 
-impl Known {
+impl AbsenceTable {
     /// Marks the absence that ended at `to_ns` as recorded.
     pub(super) fn tell(&mut self, to_ns: i64) {
         self.absences
@@ -125,14 +125,18 @@ pub struct Absences {
     journal: Arc<Appender>,
     catalogue: Arc<Catalogue>,
     /// A leaf lock.
-    known: RwLock<Known>,
+    known: RwLock<AbsenceTable>,
     /// The clock watch and its start time; `None` if the kernel does not report changes of the
     /// clock.
     watched: Option<(ClockWatch, Time)>,
 }
 
 impl Absences {
-    pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, known: Known) -> Absences {
+    pub(super) fn new(
+        journal: Arc<Appender>,
+        catalogue: Arc<Catalogue>,
+        known: AbsenceTable,
+    ) -> Absences {
         Absences {
             journal,
             catalogue,
@@ -160,7 +164,7 @@ impl Absences {
     }
 
     /// Removes absences and checkpoints that no query can refer to any more.
-    pub(super) fn forget(&self, forgotten: &Forgotten) {
+    pub(super) fn forget(&self, forgotten: &ExpiredItems) {
         let mut known = self.known.write();
         known
             .absences
@@ -299,7 +303,7 @@ mod tests {
     /// As an unreliable checkpoint, its view would show later unrecorded changes as its own state.
     #[test]
     fn a_checkpoint_that_is_brought_back_says_nothing_of_the_clock() {
-        let mut clock = Clock::default();
+        let mut clock = ClockMonitor::default();
         for (id, created_ns) in [(1, 100), (2, 200), (1, 100), (3, 150)] {
             clock.read(CheckpointId(id), created_ns);
         }
@@ -308,7 +312,7 @@ mod tests {
 
     #[test]
     fn checkpoints_made_after_the_clock_was_set_back_are_known() {
-        let mut clock = Clock::default();
+        let mut clock = ClockMonitor::default();
         let of = |id| CheckpointId(id);
         clock.read(of(1), 100);
         clock.read(of(2), 90);

@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{NameTouch, Process, ProcessNumber, Record, Touch};
+use crate::store::record::{NameTouch, Process, ProcessChange, ProcessNumber, Record};
 
 /// Maximum number of processes recorded for one object; further ones are recorded as [`OTHERS`].
 pub const TOUCHERS_MAX: usize = 8;
@@ -27,20 +27,20 @@ pub const OTHERS: ProcessNumber = 0;
 
 /// A process with its number in the journal.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Numbered {
+pub struct NumberedProcess {
     /// The number.
     pub number: ProcessNumber,
     /// The process.
     pub process: Process,
     /// Its parent process, if that was alive when this process was first seen.
-    pub parent: Option<Arc<Numbered>>,
+    pub parent: Option<Arc<NumberedProcess>>,
 }
 
-impl Numbered {
+impl NumberedProcess {
     /// Returns this process and its ancestors, up to the first one already in `told`. Every process
     /// is recorded with its parent.
     fn untold(
-        self: &Arc<Numbered>,
+        self: &Arc<NumberedProcess>,
         told: &HashSet<ProcessNumber>,
     ) -> Vec<(ProcessNumber, Process)> {
         let line = std::iter::successors(Some(self), |one| one.parent.as_ref());
@@ -54,14 +54,14 @@ impl Numbered {
 /// no process; its changes are not attributed.
 #[derive(Debug, Default)]
 pub struct Author {
-    by: Option<Arc<Numbered>>,
+    by: Option<Arc<NumberedProcess>>,
     /// Touches for the next record.
-    staged: RefCell<Vec<Touch>>,
+    staged: RefCell<Vec<ProcessChange>>,
 }
 
 impl Author {
     /// Creates the author for a process; `None`: no process.
-    pub fn new(by: Option<Arc<Numbered>>) -> Author {
+    pub fn new(by: Option<Arc<NumberedProcess>>) -> Author {
         Author {
             by,
             staged: RefCell::default(),
@@ -69,7 +69,7 @@ impl Author {
     }
 
     /// Returns the process.
-    pub fn process(&self) -> Option<&Arc<Numbered>> {
+    pub fn process(&self) -> Option<&Arc<NumberedProcess>> {
         self.by.as_ref()
     }
 
@@ -78,7 +78,7 @@ impl Author {
     }
 
     /// Stages a touch for the next record.
-    pub(super) fn stage(&self, touch: Touch) {
+    pub(super) fn stage(&self, touch: ProcessChange) {
         self.staged.borrow_mut().push(touch);
     }
 
@@ -138,23 +138,23 @@ fn put(set: &mut Vec<ProcessNumber>, by: ProcessNumber) {
 }
 
 impl TouchTable {
-    pub(super) fn add(&mut self, touch: Touch) {
+    pub(super) fn add(&mut self, touch: ProcessChange) {
         match touch {
-            Touch::Name { by, dir, name, how } => {
+            ProcessChange::Name { by, dir, name, how } => {
                 let known = self.names.entry(dir).or_default().entry(name).or_default();
                 put(&mut known.all, by);
                 if how != NameTouch::Removed {
                     known.fresh = by;
                 }
             }
-            Touch::Data { by, slot } => put(self.data.entry(slot).or_default(), by),
-            Touch::Attr { by, slot } => put(self.attrs.entry(slot).or_default(), by),
-            Touch::Made { .. } => {}
-            Touch::Gone { slot } => {
+            ProcessChange::Data { by, slot } => put(self.data.entry(slot).or_default(), by),
+            ProcessChange::Attr { by, slot } => put(self.attrs.entry(slot).or_default(), by),
+            ProcessChange::Made { .. } => {}
+            ProcessChange::Gone { slot } => {
                 self.data.remove(&slot);
                 self.attrs.remove(&slot);
             }
-            Touch::Left { by, slot } => self.left(slot, by),
+            ProcessChange::Left { by, slot } => self.left(slot, by),
         }
     }
 
@@ -165,7 +165,11 @@ impl TouchTable {
     }
 
     /// Adds an appended record.
-    pub(super) fn take(&mut self, processes: &[(ProcessNumber, Process)], touches: Vec<Touch>) {
+    pub(super) fn take(
+        &mut self,
+        processes: &[(ProcessNumber, Process)],
+        touches: Vec<ProcessChange>,
+    ) {
         self.told
             .extend(processes.iter().map(|(number, _)| *number));
         touches.into_iter().for_each(|touch| self.add(touch));
@@ -223,7 +227,7 @@ impl TouchTable {
 
 /// Returns the record of the processes that have files open for writing when an epoch begins;
 /// `None` if no file is open.
-pub(super) fn open_ones(open: &[(Slot, Arc<Numbered>)]) -> Option<Record> {
+pub(super) fn open_ones(open: &[(Slot, Arc<NumberedProcess>)]) -> Option<Record> {
     let mut told = HashSet::new();
     let mut processes = Vec::new();
     for (_, by) in open {
@@ -233,7 +237,7 @@ pub(super) fn open_ones(open: &[(Slot, Arc<Numbered>)]) -> Option<Record> {
     }
     let touches = open
         .iter()
-        .map(|(slot, by)| Touch::Data {
+        .map(|(slot, by)| ProcessChange::Data {
             by: by.number,
             slot: *slot,
         })

@@ -4,8 +4,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::present::Present;
-use super::state::State;
+use super::present::LiveTree;
+use super::state::TreeState;
 use super::timeline::Timeline;
 use super::view::View;
 use crate::store::ids::{CheckpointId, Slot};
@@ -16,8 +16,8 @@ use crate::store::reserve::Reserve;
 /// checkpoint ensures that this checkpoint is not deleted or thinned out.
 pub struct Base {
     timeline: Arc<Timeline>,
-    present: Arc<dyn Present>,
-    state: State,
+    present: Arc<dyn LiveTree>,
+    state: TreeState,
     /// Number of bases below the tree, this one included. Inodes created in the tree have this
     /// level in their number.
     pub level: u64,
@@ -28,24 +28,24 @@ impl Base {
     /// below the parent.
     pub fn of_parent(
         timeline: Arc<Timeline>,
-        present: Arc<dyn Present>,
+        present: Arc<dyn LiveTree>,
         at: CheckpointId,
         depth: u64,
     ) -> Base {
         Base {
             timeline,
             present,
-            state: State::At(at),
+            state: TreeState::At(at),
             level: depth + 1,
         }
     }
 
     /// An immutable tree without a history. `timeline` is that of the tree that uses it as a base.
-    pub fn unchanging(timeline: Arc<Timeline>, present: Arc<dyn Present>) -> Base {
+    pub fn unchanging(timeline: Arc<Timeline>, present: Arc<dyn LiveTree>) -> Base {
         Base {
             timeline,
             present,
-            state: State::Live,
+            state: TreeState::Live,
             level: 1,
         }
     }
@@ -68,8 +68,8 @@ impl Base {
     /// Returns the possible place of an inode in the base. It is a hint, to be verified.
     pub fn place(&self, slot: Slot) -> Option<Place> {
         let recorded = match self.state {
-            State::At(at) => self.timeline.lookup.home_at(slot, at),
-            State::Live => Ok(None),
+            TreeState::At(at) => self.timeline.lookup.home_at(slot, at),
+            TreeState::Live => Ok(None),
         };
         match recorded {
             Ok(Some(recorded)) => Some(recorded.before),

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::append::Appender;
-use super::checkpoints::{Checkpoints, Known};
+use super::checkpoints::{CheckpointMap, CheckpointTable};
 use super::dropped::DroppedVersions;
-use super::select::{self, Unselected, select, select_whole};
-use super::state::State;
+use super::select::{self, SelectError, select, select_whole};
+use super::state::TreeState;
 use crate::store::Address;
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Kept, Record};
+use crate::store::record::{CheckpointState, Record};
 use crate::sys::SysResult;
 use crate::sys::lock::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -17,14 +17,14 @@ use crate::sys::lock::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub struct Catalogue {
     journal: Arc<Appender>,
     dropped: Arc<DroppedVersions>,
-    checkpoints: RwLock<Checkpoints>,
+    checkpoints: RwLock<CheckpointTable>,
 }
 
 impl Catalogue {
     pub(super) fn new(
         journal: Arc<Appender>,
         dropped: Arc<DroppedVersions>,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointTable,
     ) -> Catalogue {
         Catalogue {
             journal,
@@ -33,17 +33,17 @@ impl Catalogue {
         }
     }
 
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, Checkpoints> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, CheckpointTable> {
         self.checkpoints.read()
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Checkpoints> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, CheckpointTable> {
         self.checkpoints.write()
     }
 
     /// Returns a checkpoint as callers see it, with its nearest visible ancestor as the parent.
-    fn shown(&self, checkpoints: &Checkpoints, kept: &Kept) -> Kept {
-        Kept {
+    fn shown(&self, checkpoints: &CheckpointTable, kept: &CheckpointState) -> CheckpointState {
+        CheckpointState {
             parent: checkpoints.parent(kept.id),
             has_dropped: self.dropped.shows(kept.id),
             ..kept.clone()
@@ -51,7 +51,7 @@ impl Catalogue {
     }
 
     /// Returns all visible checkpoints, oldest first.
-    pub fn checkpoints(&self) -> Vec<Kept> {
+    pub fn checkpoints(&self) -> Vec<CheckpointState> {
         let checkpoints = self.read();
         checkpoints
             .seen()
@@ -62,7 +62,7 @@ impl Catalogue {
 
     /// Returns all hidden checkpoints, oldest first. They were deleted or undone and can be
     /// unhidden. Their versions take space until they are freed.
-    pub fn hidden(&self) -> Vec<Kept> {
+    pub fn hidden(&self) -> Vec<CheckpointState> {
         let checkpoints = self.read();
         checkpoints
             .hidden()
@@ -74,7 +74,7 @@ impl Catalogue {
     /// Returns all checkpoints whose versions are in the store, including hidden ones, in no order.
     /// One lock covers the whole read, so a checkpoint that is hidden or unhidden concurrently is
     /// never missing.
-    pub fn stored(&self) -> Vec<Kept> {
+    pub fn stored(&self) -> Vec<CheckpointState> {
         let checkpoints = self.read();
         checkpoints
             .all()
@@ -89,7 +89,7 @@ impl Catalogue {
     }
 
     /// Iterates over checkpoints not known to be complete on disk, oldest first.
-    pub fn unsynced(&self) -> impl Iterator<Item = Kept> + use<> {
+    pub fn unsynced(&self) -> impl Iterator<Item = CheckpointState> + use<> {
         let synced_ns = self.journal.store().layout.synced_ns().unwrap_or(i64::MIN);
         let checkpoints = self.read();
         let newest_first = checkpoints
@@ -97,7 +97,7 @@ impl Catalogue {
             .values()
             .rev()
             .map(|(checkpoint, _)| checkpoint);
-        let mut unsynced: Vec<Kept> = newest_first
+        let mut unsynced: Vec<CheckpointState> = newest_first
             .take_while(|checkpoint| checkpoint.created_ns > synced_ns)
             .cloned()
             .collect();
@@ -131,7 +131,11 @@ impl Catalogue {
     }
 
     /// Returns up to `limit` visible checkpoints that satisfy `wanted`, newest first.
-    pub fn newest(&self, limit: usize, wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
+    pub fn newest(
+        &self,
+        limit: usize,
+        wanted: impl Fn(&CheckpointState) -> bool,
+    ) -> Vec<CheckpointState> {
         self.newest_before(None, limit, wanted)
     }
 
@@ -140,8 +144,8 @@ impl Catalogue {
         &self,
         before: Option<CheckpointId>,
         limit: usize,
-        wanted: impl Fn(&Kept) -> bool,
-    ) -> Vec<Kept> {
+        wanted: impl Fn(&CheckpointState) -> bool,
+    ) -> Vec<CheckpointState> {
         let checkpoints = self.read();
         let kept = checkpoints
             .seen()
@@ -160,7 +164,7 @@ impl Catalogue {
     }
 
     /// Returns a visible checkpoint.
-    pub fn checkpoint(&self, id: CheckpointId) -> Option<Kept> {
+    pub fn checkpoint(&self, id: CheckpointId) -> Option<CheckpointState> {
         let checkpoints = self.read();
         checkpoints
             .get(id)
@@ -168,7 +172,7 @@ impl Catalogue {
     }
 
     /// Returns a hidden checkpoint.
-    pub fn hidden_checkpoint(&self, id: CheckpointId) -> Option<Kept> {
+    pub fn hidden_checkpoint(&self, id: CheckpointId) -> Option<CheckpointState> {
         let checkpoints = self.read();
         checkpoints
             .hidden()
@@ -231,7 +235,7 @@ impl Catalogue {
     /// Returns the newest stored checkpoint, visible or hidden.
     pub fn newest_stored(&self) -> Option<CheckpointId> {
         let checkpoints = self.read();
-        let last = |known: &Known| known.last_key_value().map(|(id, _)| *id);
+        let last = |known: &CheckpointMap| known.last_key_value().map(|(id, _)| *id);
         last(checkpoints.seen()).max(last(checkpoints.hidden()))
     }
 
@@ -275,7 +279,7 @@ impl Catalogue {
     ///
     /// # Errors
     /// As [`select()`].
-    pub fn select(&self, name: &str) -> Result<State, Unselected> {
+    pub fn select(&self, name: &str) -> Result<TreeState, SelectError> {
         self.selected(name, select)
     }
 
@@ -283,15 +287,15 @@ impl Catalogue {
     ///
     /// # Errors
     /// As [`select_whole`].
-    pub fn select_whole(&self, name: &str) -> Result<State, Unselected> {
+    pub fn select_whole(&self, name: &str) -> Result<TreeState, SelectError> {
         self.selected(name, select_whole)
     }
 
     fn selected(
         &self,
         name: &str,
-        select: fn(&str, &[select::Known<'_>]) -> Result<State, Unselected>,
-    ) -> Result<State, Unselected> {
+        select: fn(&str, &[select::SelectCandidate<'_>]) -> Result<TreeState, SelectError>,
+    ) -> Result<TreeState, SelectError> {
         let checkpoints = self.read();
         // Fast path for `latest`, tags and ids.
         let found = match name {
@@ -307,12 +311,12 @@ impl Catalogue {
             }
         };
         if let Some(id) = found {
-            return Ok(State::At(id));
+            return Ok(TreeState::At(id));
         }
-        let known: Vec<select::Known<'_>> = checkpoints
+        let known: Vec<select::SelectCandidate<'_>> = checkpoints
             .seen()
             .values()
-            .map(|(kept, _)| select::Known {
+            .map(|(kept, _)| select::SelectCandidate {
                 id: kept.id,
                 tags: &kept.tags,
                 state_ns: kept.state_ns(),

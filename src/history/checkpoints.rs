@@ -6,18 +6,18 @@ use super::tags::Tags;
 use crate::store::Address;
 use crate::store::ids::CheckpointId;
 use crate::store::lineage::Lineage;
-use crate::store::record::{Kept, Reason, Record, is_tag};
+use crate::store::record::{CheckpointState, Reason, Record, is_tag};
 
 /// Checkpoints by id, with the journal addresses of their records.
-pub(super) type Known = BTreeMap<CheckpointId, (Kept, Address)>;
+pub(super) type CheckpointMap = BTreeMap<CheckpointId, (CheckpointState, Address)>;
 
 /// The stored checkpoints, their tags and their lineage.
 #[derive(Default)]
-pub(super) struct Checkpoints {
+pub(super) struct CheckpointTable {
     /// Visible checkpoints.
-    seen: Known,
+    seen: CheckpointMap,
     /// Hidden checkpoints: deleted or undone, but their versions are still needed.
-    hidden: Known,
+    hidden: CheckpointMap,
     lineage: Lineage,
     tags: Tags,
     /// Visible checkpoints by the second since 1970 of their displayed time.
@@ -27,24 +27,24 @@ pub(super) struct Checkpoints {
 }
 
 /// Returns the second since 1970 of a checkpoint's displayed time.
-fn second(kept: &Kept) -> i64 {
+fn second(kept: &CheckpointState) -> i64 {
     kept.state_ns().div_euclid(1_000_000_000)
 }
 
-impl Checkpoints {
+impl CheckpointTable {
     /// Creates an empty table with a lineage.
-    pub(super) fn of(lineage: Lineage) -> Checkpoints {
-        Checkpoints {
+    pub(super) fn of(lineage: Lineage) -> CheckpointTable {
+        CheckpointTable {
             lineage,
-            ..Checkpoints::default()
+            ..CheckpointTable::default()
         }
     }
 
-    pub(super) fn seen(&self) -> &Known {
+    pub(super) fn seen(&self) -> &CheckpointMap {
         &self.seen
     }
 
-    pub(super) fn hidden(&self) -> &Known {
+    pub(super) fn hidden(&self) -> &CheckpointMap {
         &self.hidden
     }
 
@@ -65,7 +65,7 @@ impl Checkpoints {
     }
 
     /// Returns a visible checkpoint.
-    pub(super) fn get(&self, id: CheckpointId) -> Option<&Kept> {
+    pub(super) fn get(&self, id: CheckpointId) -> Option<&CheckpointState> {
         self.seen.get(&id).map(|(kept, _)| kept)
     }
 
@@ -83,7 +83,7 @@ impl Checkpoints {
     }
 
     /// Iterates over all stored checkpoints, in no order.
-    pub(super) fn all(&self) -> impl Iterator<Item = &(Kept, Address)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &(CheckpointState, Address)> {
         self.seen.values().chain(self.hidden.values())
     }
 
@@ -144,12 +144,12 @@ impl Checkpoints {
     }
 
     /// Removes the tags and the time of a checkpoint.
-    fn unname(&mut self, kept: &Kept) {
+    fn unname(&mut self, kept: &CheckpointState) {
         self.tags.take(kept.id, &kept.tags);
         self.seconds.remove(&(second(kept), kept.id));
     }
 
-    pub(super) fn put(&mut self, kept: Kept, address: Address) {
+    pub(super) fn put(&mut self, kept: CheckpointState, address: Address) {
         if kept.hidden {
             self.hidden.insert(kept.id, (kept, address));
             return;
@@ -215,7 +215,7 @@ impl Checkpoints {
         };
         if let Some((kept, address)) = known {
             self.unname(&kept);
-            self.put(Kept { hidden, ..kept }, address);
+            self.put(CheckpointState { hidden, ..kept }, address);
         }
     }
 

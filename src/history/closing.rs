@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::append::asked;
-use super::attribution::{self, Numbered};
+use super::attribution::{self, NumberedProcess};
 use super::epochs::UNDO_ITEMS_AT_ONCE;
 use super::timeline::Timeline;
 use crate::store::ids::Slot;
-use crate::store::operation::Deed;
-use crate::store::record::{Actor, Checkpoint, Kept, Record, Undo};
+use crate::store::operation::OperationEffect;
+use crate::store::record::{Actor, Checkpoint, CheckpointState, Record, Undo};
 use crate::sys::{Errno, SysResult};
 
 impl Timeline {
@@ -25,7 +25,7 @@ impl Timeline {
         by: Option<&Actor>,
         checkpoint: Checkpoint,
         ahead: Vec<Undo>,
-        open: &[(Slot, Arc<Numbered>)],
+        open: &[(Slot, Arc<NumberedProcess>)],
     ) -> SysResult<()> {
         self.close_epoch_and(by, checkpoint, ahead, open, None)
     }
@@ -39,13 +39,13 @@ impl Timeline {
         by: Option<&Actor>,
         checkpoint: Checkpoint,
         ahead: Vec<Undo>,
-        open: &[(Slot, Arc<Numbered>)],
+        open: &[(Slot, Arc<NumberedProcess>)],
         more: Option<Record>,
     ) -> SysResult<()> {
         let asked_for = checkpoint.reason.is_asked();
         let operation = by.filter(|_| asked_for).map(|by| {
             self.operations
-                .operation(by, None, Deed::Made { id: checkpoint.id })
+                .operation(by, None, OperationEffect::Made { id: checkpoint.id })
         });
         let mut tables = self.epochs.write();
         let next = tables.open().epoch.next();
@@ -84,9 +84,9 @@ impl Timeline {
         }
         self.absences.made(checkpoint.id, checkpoint.created_ns);
         let mut checkpoints = self.catalogue.write();
-        let made = Kept {
+        let made = CheckpointState {
             hidden,
-            ..Kept::new(checkpoint, by.cloned())
+            ..CheckpointState::new(checkpoint, by.cloned())
         };
         checkpoints.put(made, address);
         if let (Some(done), Some(noted)) = (operation, addresses.get(at + 1)) {

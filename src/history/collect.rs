@@ -1,7 +1,7 @@
 //! Versions freed by the deletion of one checkpoint.
 
 use super::append::fault;
-use super::needed::{Captured, Census, Reading};
+use super::needed::{CaptureRecords, Captured, Census};
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::sys::{Errno, SysResult};
@@ -38,7 +38,7 @@ impl Timeline {
             .kept
             .get(census.kept.partition_point(|other| *other < id));
         let to = next.and_then(|next| self.catalogue.address(*next));
-        let mut reading = Reading::default();
+        let mut reading = CaptureRecords::default();
         for frame in self.store().journal.scan(from, to) {
             reading.take(frame.map_err(fault)?.1);
         }

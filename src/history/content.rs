@@ -24,14 +24,14 @@ const RECORD_OBJECTS_MAX: usize = 2048;
 
 /// Records of hashes that the index may not contain yet.
 #[derive(Debug, Default)]
-pub(super) struct Hashed {
+pub(super) struct HashRecords {
     /// Their addresses, and whether each completes its epoch.
     seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
     /// Their objects by hash, except those in the index.
     objects: HashMap<[u8; 32], Vec<(Address, ObjectId, u64)>>,
 }
 
-impl Hashed {
+impl HashRecords {
     /// Adds the record of hashes at this address.
     pub(super) fn note(&mut self, epoch: Epoch, at: Address, objects: &[ObjectHash], whole: bool) {
         self.seals.entry(epoch).or_default().push((at, whole));
@@ -45,15 +45,15 @@ impl Hashed {
 }
 
 /// Content hashes of captured versions. See the module.
-pub struct Contents {
+pub struct ContentHashes {
     journal: Arc<Appender>,
     /// A leaf lock.
-    hashed: RwLock<Hashed>,
+    hashed: RwLock<HashRecords>,
 }
 
-impl Contents {
-    pub(super) fn new(journal: Arc<Appender>, hashed: Hashed) -> Contents {
-        Contents {
+impl ContentHashes {
+    pub(super) fn new(journal: Arc<Appender>, hashed: HashRecords) -> ContentHashes {
+        ContentHashes {
             journal,
             hashed: RwLock::new(hashed),
         }

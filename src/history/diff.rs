@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::dropped::DROPPED;
 use super::present::{Trail, there};
 use super::same::{attributes_differ, same_content};
-use super::state::State;
+use super::state::TreeState;
 use super::touched::Touched;
 use super::view::View;
 use crate::store::ids::{Name, Slot};
@@ -37,7 +37,7 @@ pub enum Difference {
 
 /// A path that differs.
 #[derive(Clone, Debug)]
-pub struct Differs {
+pub struct PathDiff {
     /// Path in the newer state, or in the older one if deleted.
     pub path: Vec<u8>,
     /// Kind of difference.
@@ -71,14 +71,14 @@ type Pair = (Vec<u8>, Side, Side);
 
 /// Results of the walk.
 #[derive(Default)]
-struct Found {
-    differs: Vec<Differs>,
+struct WalkResults {
+    differs: Vec<PathDiff>,
     /// Directories visited in the older and in the newer state. In one state a directory has one
     /// place; a forged one can have many, and the number of paths to it can be unbounded.
     passed: [HashSet<Slot>; 2],
 }
 
-impl Found {
+impl WalkResults {
     /// Marks a directory as visited; `false` if it already was.
     fn pass(&mut self, child: Child, newer: bool) -> bool {
         child.kind != Kind::Dir
@@ -91,18 +91,18 @@ impl Found {
 
 /// Result of comparing two inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum InodeComparison {
     Same,
     Changed,
     Unknown,
 }
 
-impl From<bool> for Verdict {
-    fn from(changed: bool) -> Verdict {
+impl From<bool> for InodeComparison {
+    fn from(changed: bool) -> InodeComparison {
         if changed {
-            Verdict::Changed
+            InodeComparison::Changed
         } else {
-            Verdict::Same
+            InodeComparison::Same
         }
     }
 }
@@ -117,7 +117,7 @@ impl Comparison<'_> {
     ///
     /// # Errors
     /// EIO if a record or a version cannot be read.
-    pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
+    pub fn below(&self, path: &[u8]) -> SysResult<Vec<PathDiff>> {
         self.paired(self.unpaired(path)?)
     }
 
@@ -125,7 +125,7 @@ impl Comparison<'_> {
     ///
     /// # Errors
     /// As [`Comparison::below`].
-    pub fn paired(&self, found: Vec<Differs>) -> SysResult<Vec<Differs>> {
+    pub fn paired(&self, found: Vec<PathDiff>) -> SysResult<Vec<PathDiff>> {
         let mut found = pair_renames(
             found,
             |old, new| self.is_one_inode(old, new),
@@ -140,7 +140,7 @@ impl Comparison<'_> {
                         kind,
                     },
                 );
-                Ok(self.changed(from, to, old, new)? != Verdict::Same)
+                Ok(self.changed(from, to, old, new)? != InodeComparison::Same)
             },
         )?;
         found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -152,17 +152,17 @@ impl Comparison<'_> {
     ///
     /// # Errors
     /// As [`Comparison::below`].
-    pub fn unpaired(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
+    pub fn unpaired(&self, path: &[u8]) -> SysResult<Vec<PathDiff>> {
         let from = there(self.from.walk(path))?;
         let to = there(self.to.walk(path))?;
-        let mut found = Found::default();
+        let mut found = WalkResults::default();
         self.pair(path, from, to, &mut found)?;
         Ok(found.differs)
     }
 
     /// Compares a path in both states, with everything below it. Depth first and iterative, because
     /// a tree can be deeper than the stack.
-    fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Found) -> SysResult<()> {
+    fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut WalkResults) -> SysResult<()> {
         let mut open = vec![(path.to_vec(), from, to)];
         while let Some((path, from, to)) = open.pop() {
             match (from, to) {
@@ -190,7 +190,7 @@ impl Comparison<'_> {
         child: Child,
         trail: &Arc<Trail>,
         how: &Difference,
-        out: &mut Found,
+        out: &mut WalkResults,
     ) -> SysResult<()> {
         let newer = *how == Difference::Added;
         let mut open = vec![(path.to_vec(), child, Arc::clone(trail))];
@@ -215,7 +215,7 @@ impl Comparison<'_> {
                 let unknown = known
                     .unknown
                     .iter()
-                    .map(|name| Differs::unknown(join(&path, name)));
+                    .map(|name| PathDiff::unknown(join(&path, name)));
                 out.differs.extend(unknown);
             }
             if !path.is_empty() {
@@ -224,7 +224,7 @@ impl Comparison<'_> {
                 } else {
                     (Some(trail), None)
                 };
-                out.differs.push(Differs {
+                out.differs.push(PathDiff {
                     path,
                     how,
                     kind: child.kind,
@@ -243,13 +243,13 @@ impl Comparison<'_> {
         path: &[u8],
         from: &(Child, Arc<Trail>),
         to: &(Child, Arc<Trail>),
-        out: &mut Found,
+        out: &mut WalkResults,
     ) -> SysResult<Vec<Pair>> {
         let (old, new) = (from.0, to.0);
         let trails = || (Some(Arc::clone(&from.1)), Some(Arc::clone(&to.1)));
         let differs = |how| {
             let (before, after) = trails();
-            Differs {
+            PathDiff {
                 path: path.to_vec(),
                 how,
                 kind: new.kind,
@@ -275,8 +275,12 @@ impl Comparison<'_> {
         let deep = path.len() > PATH_TOLD_MAX && new.kind == Kind::Dir;
         match self.changed(old, new, &from.1, &to.1)? {
             _ if deep => out.differs.push(differs(Difference::Modified)),
-            Verdict::Changed if !path.is_empty() => out.differs.push(differs(Difference::Modified)),
-            Verdict::Unknown if !path.is_empty() => out.differs.push(differs(Difference::Unknown)),
+            InodeComparison::Changed if !path.is_empty() => {
+                out.differs.push(differs(Difference::Modified))
+            }
+            InodeComparison::Unknown if !path.is_empty() => {
+                out.differs.push(differs(Difference::Unknown))
+            }
             _ => {}
         }
         if new.kind != Kind::Dir || deep {
@@ -291,14 +295,14 @@ impl Comparison<'_> {
         path: &[u8],
         from: &Arc<Trail>,
         to: &Arc<Trail>,
-        out: &mut Found,
+        out: &mut WalkResults,
     ) -> SysResult<Vec<Pair>> {
         let mut below = Vec::new();
         let is_one = self.is_one_inode(from, to);
         let names = self.names(from, to, is_one)?;
         let before = self.from.steps_told(from, &names);
         // A name without a record is the same in the live tree and is not looked up twice.
-        let now = self.to.state() == State::Live && is_one;
+        let now = self.to.state() == TreeState::Live && is_one;
         let others: BTreeSet<Name> = names
             .iter()
             .zip(&before)
@@ -322,11 +326,11 @@ impl Comparison<'_> {
                 (old, new) => {
                     let (old, new) = (old.flatten(), new.flatten());
                     let child = old.as_ref().or(new.as_ref()).map(|(child, _)| *child);
-                    let unknown = Differs::unknown(path);
+                    let unknown = PathDiff::unknown(path);
                     let (kind, slot) = child.map_or((unknown.kind, unknown.slot), |child| {
                         (child.kind, child.slot)
                     });
-                    out.differs.push(Differs {
+                    out.differs.push(PathDiff {
                         kind,
                         slot,
                         old: old.map(|found| found.1),
@@ -381,42 +385,42 @@ impl Comparison<'_> {
         new: Child,
         from: &Arc<Trail>,
         to: &Arc<Trail>,
-    ) -> SysResult<Verdict> {
+    ) -> SysResult<InodeComparison> {
         let same_inode = old.slot == new.slot;
         if same_inode && !self.touched.nodes.contains(&old.slot) {
-            return Ok(Verdict::Same);
+            return Ok(InodeComparison::Same);
         }
         let Some(before) = self.from.told(self.from.attr(from))? else {
-            return Ok(Verdict::Unknown);
+            return Ok(InodeComparison::Unknown);
         };
         let Some(after) = self.to.told(there(self.to.attr(to).map(Some)))? else {
-            return Ok(Verdict::Unknown);
+            return Ok(InodeComparison::Unknown);
         };
         let Some(after) = after else {
-            return Ok(Verdict::Changed);
+            return Ok(InodeComparison::Changed);
         };
         if attributes_differ(&before, &after) {
-            return Ok(Verdict::Changed);
+            return Ok(InodeComparison::Changed);
         }
         let times_differ = self.times && before.stat.mtime != after.stat.mtime;
         // Changes of entries change a directory's times, which count only if no entry changed.
         let explained =
             old.kind == Kind::Dir && (!same_inode || self.touched.dirs.contains(&old.slot));
         if times_differ && !explained {
-            return Ok(Verdict::Changed);
+            return Ok(InodeComparison::Changed);
         }
         let xattrs = self.xattrs_differ(from, to)?;
-        if xattrs != Verdict::Same {
+        if xattrs != InodeComparison::Same {
             return Ok(xattrs);
         }
         if old.kind != Kind::File || (same_inode && !self.touched.data.contains(&old.slot)) {
-            return Ok(Verdict::Same);
+            return Ok(InodeComparison::Same);
         }
         match same_content((&self.from, from), (&self.to, to)) {
             // Its record shows that it was about to change.
-            Err(DROPPED) => Ok(Verdict::Changed),
+            Err(DROPPED) => Ok(InodeComparison::Changed),
             // An unprivileged daemon may not read it, even as the owner.
-            Err(Errno::EACCES) => Ok(Verdict::Unknown),
+            Err(Errno::EACCES) => Ok(InodeComparison::Unknown),
             same => {
                 let whole = if self.from.may_be_unserved() {
                     &self.from
@@ -425,14 +429,14 @@ impl Comparison<'_> {
                 };
                 Ok(whole
                     .told(same)?
-                    .map_or(Verdict::Unknown, |same| (!same).into()))
+                    .map_or(InodeComparison::Unknown, |same| (!same).into()))
             }
         }
     }
 
-    fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
+    fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<InodeComparison> {
         let Some(before) = self.from.told(self.from.xattrs(from))? else {
-            return Ok(Verdict::Unknown);
+            return Ok(InodeComparison::Unknown);
         };
         let after = match self.to.told(there(self.to.xattrs(to).map(Some))) {
             // An unprivileged daemon may not read it, even as the owner.
@@ -440,7 +444,7 @@ impl Comparison<'_> {
             after => after?,
         };
         let Some(after) = after else {
-            return Ok(Verdict::Unknown);
+            return Ok(InodeComparison::Unknown);
         };
         Ok((after != Some(before)).into())
     }
@@ -448,7 +452,7 @@ impl Comparison<'_> {
 
 /// Maps the index of each addition to the index of the deletion of the same inode.
 fn renamed(
-    found: &[Differs],
+    found: &[PathDiff],
     is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> bool,
 ) -> HashMap<usize, usize> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
@@ -486,10 +490,10 @@ fn renamed(
 /// Pairs inodes deleted at one path and added at another, if `is_one` matches them, to renames. An
 /// inode that moved only with its directory is omitted unless it also `changed`.
 fn pair_renames(
-    found: Vec<Differs>,
+    found: Vec<PathDiff>,
     is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> bool,
     changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>,
-) -> SysResult<Vec<Differs>> {
+) -> SysResult<Vec<PathDiff>> {
     let from_of = renamed(&found, is_one);
     if from_of.is_empty() {
         return Ok(found);
@@ -528,7 +532,7 @@ fn pair_renames(
                 if !carried(&item.path, &from)
                     || both.map_or(Ok(true), |(old, new)| changed(old, new, item.kind))?
                 {
-                    out.push(Differs {
+                    out.push(PathDiff {
                         how: Difference::Renamed(from),
                         old,
                         ..item
@@ -557,10 +561,10 @@ pub fn join(dir: &[u8], name: &Name) -> Vec<u8> {
     path
 }
 
-impl Differs {
+impl PathDiff {
     /// Creates an unknown difference.
-    fn unknown(path: Vec<u8>) -> Differs {
-        Differs {
+    fn unknown(path: Vec<u8>) -> PathDiff {
+        PathDiff {
             path,
             how: Difference::Unknown,
             kind: Kind::File,
@@ -577,6 +581,6 @@ impl Differs {
 }
 
 /// Orders two states, older first, and returns whether they were swapped.
-pub fn ordered(a: State, b: State) -> (State, State, bool) {
+pub fn ordered(a: TreeState, b: TreeState) -> (TreeState, TreeState, bool) {
     if a <= b { (a, b, false) } else { (b, a, true) }
 }

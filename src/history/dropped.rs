@@ -11,7 +11,7 @@ use super::append::{Appender, fault};
 use super::losses::Losses;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Dropped, Record, range_of};
-use crate::store::{Address, Forgotten};
+use crate::store::{Address, ExpiredItems};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, SysResult};
 
@@ -71,14 +71,14 @@ impl Spans {
 
 /// Addresses of the records of dropped versions, and the checkpoints that show these versions.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct DroppedRecords {
     /// By layer and address of the record: the first and the last checkpoint that show one of its
     /// versions.
     records: BTreeMap<(Epoch, Address), (CheckpointId, CheckpointId)>,
     spans: Spans,
 }
 
-impl Places {
+impl DroppedRecords {
     /// Adds the record of these versions at `at`.
     pub(super) fn note(&mut self, epoch: Epoch, at: Address, objects: &[Dropped]) {
         self.put(epoch, at, range_of(objects));
@@ -95,7 +95,7 @@ pub struct DroppedVersions {
     journal: Arc<Appender>,
     losses: Arc<Losses>,
     /// A leaf lock.
-    places: RwLock<Places>,
+    places: RwLock<DroppedRecords>,
     /// Cached records. A leaf lock.
     lists: Mutex<HashMap<Address, Arc<DroppedList>>>,
 }
@@ -104,7 +104,7 @@ impl DroppedVersions {
     pub(super) fn new(
         journal: Arc<Appender>,
         losses: Arc<Losses>,
-        places: Places,
+        places: DroppedRecords,
     ) -> DroppedVersions {
         DroppedVersions {
             journal,
@@ -219,7 +219,7 @@ impl DroppedVersions {
     }
 
     /// Removes records that no query can refer to any more.
-    pub(super) fn forget(&self, forgotten: &Forgotten) {
+    pub(super) fn forget(&self, forgotten: &ExpiredItems) {
         let mut places = self.places.write();
         places
             .records

@@ -14,10 +14,10 @@ use super::attribution::Author;
 use super::operations::Walk;
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
-use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Actor, Checkpoint, Kept, Reason, Record, Undo};
+use crate::store::operation::{Operation, OperationEffect, TagChange};
+use crate::store::record::{Actor, Checkpoint, CheckpointState, Reason, Record, Undo};
 use crate::store::tests::made;
-use crate::store::{Needs, Store};
+use crate::store::{RetentionNeeds, Store};
 use crate::sys::fuzz::config;
 
 #[derive(Clone, Debug)]
@@ -67,8 +67,8 @@ fn open(dir: &Path) -> Timeline {
 /// Everything that can be queried. Operations are limited to those on existing checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 struct Look {
-    checkpoints: Vec<Kept>,
-    hidden: Vec<Kept>,
+    checkpoints: Vec<CheckpointState>,
+    hidden: Vec<CheckpointState>,
     base: Option<CheckpointId>,
     epoch: Epoch,
     next: u64,
@@ -82,7 +82,7 @@ fn look(timeline: &Timeline) -> Look {
     let next = timeline.operations.operation(
         &by(),
         None,
-        Deed::Made {
+        OperationEffect::Made {
             id: CheckpointId(1),
         },
     );
@@ -158,7 +158,7 @@ impl Bench {
         self.timeline.as_ref().unwrap()
     }
 
-    fn pick(&self, of: usize) -> Option<Kept> {
+    fn pick(&self, of: usize) -> Option<CheckpointState> {
         let all = self.timeline().catalogue.checkpoints();
         (!all.is_empty()).then(|| all[of % all.len()].clone())
     }
@@ -213,34 +213,40 @@ impl Bench {
         };
         let undoes = Some(number);
         match told.operation.deed {
-            Deed::Made { id } | Deed::Revived { id } if timeline.catalogue.has_checkpoint(id) => {
+            OperationEffect::Made { id } | OperationEffect::Revived { id }
+                if timeline.catalogue.has_checkpoint(id) =>
+            {
                 self.operate(
                     undoes,
-                    Deed::Deleted { id, freed: false },
+                    OperationEffect::Deleted { id, freed: false },
                     vec![Record::Hidden { id, hidden: true }],
                 );
             }
-            Deed::Deleted { id, .. } => {
+            OperationEffect::Deleted { id, .. } => {
                 if let Some(hidden) = timeline.catalogue.hidden_checkpoint(id) {
                     self.operate(
                         undoes,
-                        Deed::Revived { id },
+                        OperationEffect::Revived { id },
                         timeline.operations.reviving(&hidden),
                     );
                 }
             }
-            Deed::Restored { guard, paths, .. } if timeline.catalogue.has_checkpoint(guard) => {
+            OperationEffect::Restored { guard, paths, .. }
+                if timeline.catalogue.has_checkpoint(guard) =>
+            {
                 self.restore(guard, paths.is_empty(), undoes)
             }
-            Deed::Pinned { id, before, after } if timeline.catalogue.has_checkpoint(id) => {
-                let deed = Deed::Pinned {
+            OperationEffect::Pinned { id, before, after }
+                if timeline.catalogue.has_checkpoint(id) =>
+            {
+                let deed = OperationEffect::Pinned {
                     id,
                     before: after,
                     after: before.clone(),
                 };
                 self.operate(undoes, deed, vec![Record::Pinned { id, reason: before }]);
             }
-            Deed::Tagged { changes } => {
+            OperationEffect::Tagged { changes } => {
                 let Some(kept) = changes
                     .first()
                     .and_then(|change| timeline.catalogue.checkpoint(change.id))
@@ -253,7 +259,7 @@ impl Bench {
         }
     }
 
-    fn operate(&self, undoes: Option<u64>, deed: Deed, records: Vec<Record>) {
+    fn operate(&self, undoes: Option<u64>, deed: OperationEffect, records: Vec<Record>) {
         let operations = &self.timeline().operations;
         operations.operate(&by(), undoes, deed, records).unwrap();
     }
@@ -274,7 +280,7 @@ impl Bench {
             .unwrap();
     }
 
-    fn retag(&self, kept: &Kept, got: &[String], lost: &[String], undoes: Option<u64>) {
+    fn retag(&self, kept: &CheckpointState, got: &[String], lost: &[String], undoes: Option<u64>) {
         let mut tags: Vec<String> = kept
             .tags
             .iter()
@@ -284,8 +290,8 @@ impl Bench {
             .collect();
         tags.sort();
         tags.dedup();
-        let deed = Deed::Tagged {
-            changes: vec![Retagged {
+        let deed = OperationEffect::Tagged {
+            changes: vec![TagChange {
                 id: kept.id,
                 lost: lost.to_vec(),
                 got: got.to_vec(),
@@ -306,7 +312,7 @@ impl Bench {
             Step::Pin(of) => {
                 let Some(kept) = self.pick(*of) else { return };
                 let (id, after) = (kept.id, kept.pinned.is_none().then(String::new));
-                let deed = Deed::Pinned {
+                let deed = OperationEffect::Pinned {
                     id,
                     before: kept.pinned,
                     after: after.clone(),
@@ -314,7 +320,7 @@ impl Bench {
                 self.operate(None, deed, vec![Record::Pinned { id, reason: after }]);
             }
             Step::Hide(of) => {
-                let Some(Kept {
+                let Some(CheckpointState {
                     checkpoint: Checkpoint { id, .. },
                     ..
                 }) = self.pick(*of)
@@ -323,7 +329,7 @@ impl Bench {
                 };
                 self.operate(
                     None,
-                    Deed::Deleted { id, freed: false },
+                    OperationEffect::Deleted { id, freed: false },
                     vec![Record::Hidden { id, hidden: true }],
                 );
             }
@@ -334,7 +340,7 @@ impl Bench {
                 };
                 self.operate(
                     None,
-                    Deed::Revived { id: kept.id },
+                    OperationEffect::Revived { id: kept.id },
                     timeline.operations.reviving(kept),
                 );
             }
@@ -391,7 +397,7 @@ impl Bench {
             .into_iter()
             .map(|(id, _)| id)
             .collect();
-        let needs = Needs {
+        let needs = RetentionNeeds {
             kept: &kept,
             is_gone: &|_| true,
             upto: timeline.store().journal.position(),

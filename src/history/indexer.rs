@@ -10,15 +10,15 @@ use std::time::Instant;
 
 use super::absence::Absences;
 use super::catalogue::Catalogue;
-use super::checkpoints::Known;
-use super::content::Contents;
+use super::checkpoints::CheckpointMap;
+use super::content::ContentHashes;
 use super::dropped::DroppedVersions;
 use super::epochs::Epochs;
 use super::operations::Operations;
-use super::since::Baseline;
-use super::wake::{HURRY_EPOCHS, Hold, Wake};
+use super::since::BaselineTracker;
+use super::wake::{HURRY_EPOCHS, Hold, IdleThread};
 use crate::store::ids::CheckpointId;
-use crate::store::{Address, Batch, Forgotten, Needs, Store, StoreError};
+use crate::store::{Address, Batch, ExpiredItems, RetentionNeeds, Store, StoreError};
 use crate::sys;
 use crate::sys::lock::Mutex;
 
@@ -40,7 +40,7 @@ struct Compaction {
 /// Applies closed epochs to the index and frees their tables. See the module.
 pub struct Indexer {
     store: Arc<Store>,
-    wake: Arc<Wake>,
+    wake: Arc<IdleThread>,
     /// The pending compaction.
     compaction: Mutex<Option<Compaction>>,
     /// Whether the compaction left by the previous mount was resumed.
@@ -54,13 +54,13 @@ pub(super) struct Parts {
     pub(super) operations: Arc<Operations>,
     pub(super) absences: Arc<Absences>,
     pub(super) dropped: Arc<DroppedVersions>,
-    pub(super) contents: Arc<Contents>,
+    pub(super) contents: Arc<ContentHashes>,
     pub(super) epochs: Arc<Epochs>,
-    pub(super) baseline: Arc<Baseline>,
+    pub(super) baseline: Arc<BaselineTracker>,
 }
 
 impl Indexer {
-    pub(super) fn new(store: Arc<Store>, wake: Arc<Wake>, parts: Parts) -> Indexer {
+    pub(super) fn new(store: Arc<Store>, wake: Arc<IdleThread>, parts: Parts) -> Indexer {
         Indexer {
             store,
             wake,
@@ -75,7 +75,7 @@ impl Indexer {
     /// # Errors
     /// Those of starting a thread.
     pub fn start(self: &Arc<Indexer>) -> std::io::Result<()> {
-        Wake::start(
+        IdleThread::start(
             "indexer",
             self,
             |indexer| &indexer.wake,
@@ -131,7 +131,7 @@ impl Indexer {
         }
     }
 
-    /// See [`Wake::hold`].
+    /// See [`IdleThread::hold`].
     pub fn hold(&self) -> Hold<'_> {
         self.wake.hold()
     }
@@ -276,7 +276,7 @@ impl Indexer {
         if stop() {
             return Ok(());
         }
-        let needs = Needs {
+        let needs = RetentionNeeds {
             kept: &kept,
             is_gone: &is_gone,
             upto,
@@ -311,7 +311,7 @@ impl Indexer {
     }
 
     /// Removes entries that no query can refer to any more; none belongs to a stored checkpoint.
-    pub(super) fn forget(&self, forgotten: &Forgotten) {
+    pub(super) fn forget(&self, forgotten: &ExpiredItems) {
         self.parts.operations.forget(&forgotten.operations);
         self.parts.catalogue.write().forget(&forgotten.lineage);
         self.parts.absences.forget(forgotten);
@@ -324,7 +324,7 @@ impl Indexer {
         let tables = self.parts.epochs.read();
         let epoch = tables.closed().front()?.epoch;
         // The checkpoint may have been deleted since. The next stored one determines where to stop.
-        let next = |known: &Known| {
+        let next = |known: &CheckpointMap| {
             known
                 .range(epoch.checkpoint()..)
                 .next()

@@ -12,7 +12,7 @@ use super::catalogue::Catalogue;
 use super::epochs::Epochs;
 use super::slow;
 use super::table::{Answer, NodeUndo, Recorded, Table};
-use super::wake::Wake;
+use super::wake::IdleThread;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::store::{Address, Store, StoreError};
@@ -35,7 +35,7 @@ pub struct Lookup {
     store: Arc<Store>,
     catalogue: Arc<Catalogue>,
     epochs: Arc<Epochs>,
-    wake: Arc<Wake>,
+    wake: Arc<IdleThread>,
 }
 
 impl Lookup {
@@ -43,7 +43,7 @@ impl Lookup {
         store: Arc<Store>,
         catalogue: Arc<Catalogue>,
         epochs: Arc<Epochs>,
-        wake: Arc<Wake>,
+        wake: Arc<IdleThread>,
     ) -> Lookup {
         Lookup {
             store,

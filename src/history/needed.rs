@@ -65,12 +65,12 @@ pub struct Census {
 
 /// Records of content and of attributes, by inode and epoch.
 #[derive(Default)]
-pub(super) struct Reading {
+pub(super) struct CaptureRecords {
     pub(super) data: BTreeMap<(Slot, Epoch), DataState>,
     born: BTreeMap<(Slot, Epoch), Option<i64>>,
 }
 
-impl Reading {
+impl CaptureRecords {
     /// Returns the time of birth, in nanoseconds since 1970, of the inode with a content record of
     /// this epoch. The attributes of that inode changed in this epoch or before, and after every
     /// earlier inode with the same number was gone.
@@ -165,14 +165,14 @@ impl Timeline {
     }
 
     /// Returns all records of content and of attributes.
-    fn captures(&self) -> SysResult<Reading> {
+    fn captures(&self) -> SysResult<CaptureRecords> {
         let index = &self.store().index;
-        let mut reading = Reading::default();
+        let mut reading = CaptureRecords::default();
         // An epoch indexed concurrently is read twice, which is idempotent.
         let indexed = index.each_capture(|epoch, undo| reading.take_undo(epoch, undo));
         let from = indexed.unwrap_or_else(|error| {
             self.lookup.index_fault(&error);
-            reading = Reading::default();
+            reading = CaptureRecords::default();
             self.store().journal.start()
         });
         for frame in self.store().journal.scan(from, None) {

@@ -14,8 +14,8 @@ use super::append::{Appender, asked, fault, now_ns};
 use super::catalogue::Catalogue;
 use crate::store::error::CodecError;
 use crate::store::ids::CheckpointId;
-use crate::store::operation::{BY_RULE, Deed, Line, Operation};
-use crate::store::record::{Actor, Kept, Record};
+use crate::store::operation::{BY_RULE, Operation, OperationEffect, UndoStacks};
+use crate::store::record::{Actor, CheckpointState, Record};
 use crate::store::{Address, StoreError};
 use crate::sys::SysResult;
 use crate::sys::lock::RwLock;
@@ -25,12 +25,12 @@ const ONLY_BYTES_MAX: usize = 1 << 20;
 
 /// Order of the operations, without their content.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Order {
+pub(super) struct OperationOrder {
     known: BTreeMap<u64, (Address, Option<u64>)>,
-    line: Line,
+    line: UndoStacks,
 }
 
-impl Order {
+impl OperationOrder {
     /// Adds an operation; earlier ones are already present.
     pub(super) fn note(&mut self, number: u64, at: Address, undoes: Option<u64>) {
         // The undo of a removed operation is removed as well.
@@ -89,7 +89,7 @@ pub enum Walk {
 
 /// An operation and its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct OperationStatus {
     /// The operation.
     pub operation: Operation,
     /// The operation that undid it, if any.
@@ -103,14 +103,14 @@ pub struct Operations {
     journal: Arc<Appender>,
     catalogue: Arc<Catalogue>,
     /// A leaf lock.
-    order: RwLock<Order>,
+    order: RwLock<OperationOrder>,
 }
 
 impl Operations {
     pub(super) fn new(
         journal: Arc<Appender>,
         catalogue: Arc<Catalogue>,
-        order: Order,
+        order: OperationOrder,
     ) -> Operations {
         Operations {
             journal,
@@ -121,7 +121,12 @@ impl Operations {
 
     /// Creates the next operation, to be appended after its records. Callers are serialized by a
     /// lock of their own.
-    pub(super) fn operation(&self, by: &Actor, undoes: Option<u64>, deed: Deed) -> Operation {
+    pub(super) fn operation(
+        &self,
+        by: &Actor,
+        undoes: Option<u64>,
+        deed: OperationEffect,
+    ) -> Operation {
         Operation {
             number: self.order.read().next(),
             at_ns: now_ns(),
@@ -150,7 +155,7 @@ impl Operations {
         &self,
         by: &Actor,
         undoes: Option<u64>,
-        deed: Deed,
+        deed: OperationEffect,
         of_it: Vec<Record>,
     ) -> SysResult<()> {
         self.operate_as(self.operation(by, undoes, deed), of_it)
@@ -210,7 +215,7 @@ impl Operations {
         self.operate(
             by,
             undoes,
-            Deed::Restored {
+            OperationEffect::Restored {
                 target,
                 guard,
                 paths,
@@ -237,7 +242,7 @@ impl Operations {
 
     /// Creates the operation of a merge. The caller excludes other operations until it is recorded.
     pub fn merge(&self, by: &Actor, guard: CheckpointId) -> Operation {
-        let deed = Deed::Restored {
+        let deed = OperationEffect::Restored {
             target: guard,
             guard,
             paths: Vec::new(),
@@ -355,7 +360,7 @@ impl Operations {
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
-    pub fn operations(&self, before: Option<u64>, limit: usize) -> SysResult<Vec<Told>> {
+    pub fn operations(&self, before: Option<u64>, limit: usize) -> SysResult<Vec<OperationStatus>> {
         let (found, undone_by) = {
             let order = self.order.read();
             let known = order
@@ -378,7 +383,7 @@ impl Operations {
                 std::iter::successors(by, |by| undone_by.get(by).copied().filter(|next| next > by))
                     .count();
             let operation = self.operation_at(at)?;
-            Ok(operation.map(|operation| Told {
+            Ok(operation.map(|operation| OperationStatus {
                 operation,
                 undone_by: by,
                 in_effect: times.is_multiple_of(2),
@@ -422,7 +427,7 @@ impl Operations {
             match self.operation_at(at)? {
                 Some(operation) if operation.at_ns < since_ns => break,
                 Some(Operation {
-                    deed: Deed::Deleted { id, .. },
+                    deed: OperationEffect::Deleted { id, .. },
                     ..
                 }) => drop(deleted.insert(id)),
                 _ => {}
@@ -433,7 +438,7 @@ impl Operations {
 
     /// Returns the records that unhide a checkpoint, with its tags except those in use by another
     /// checkpoint.
-    pub fn reviving(&self, kept: &Kept) -> Vec<Record> {
+    pub fn reviving(&self, kept: &CheckpointState) -> Vec<Record> {
         let mut records = Vec::new();
         let free: Vec<String> = kept
             .tags
@@ -459,8 +464,8 @@ impl Operations {
 mod tests {
     use super::*;
 
-    fn done(undoes: &[Option<u64>]) -> Order {
-        let mut operations = Order::default();
+    fn done(undoes: &[Option<u64>]) -> OperationOrder {
+        let mut operations = OperationOrder::default();
         for (number, undoes) in (1..).zip(undoes) {
             assert_eq!(operations.next(), number);
             operations.note(number, Address::START, *undoes);

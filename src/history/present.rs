@@ -95,7 +95,7 @@ pub fn absent_beyond<T>(errno: Errno) -> SysResult<Option<T>> {
 
 /// The live tree, read by slot. Every method verifies the inode that it locates, and fails with
 /// ESTALE if it locates none with this slot.
-pub trait Present: Send + Sync {
+pub trait LiveTree: Send + Sync {
     /// Returns the target of a name in a directory.
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>>;
     /// Returns every name of a directory, except `.`, `..` and our store.
@@ -106,7 +106,7 @@ pub trait Present: Send + Sync {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
-    /// Returns the ctime of a file opened by [`Present::open`]. For a copy of a file in the base of
+    /// Returns the ctime of a file opened by [`LiveTree::open`]. For a copy of a file in the base of
     /// a branch, it is the ctime in the base.
     fn ctime_of(&self, _node: &Arc<Trail>, file: &File) -> SysResult<Time> {
         Ok(crate::sys::stat_fd(file)?.ctime)
@@ -122,7 +122,7 @@ pub trait Present: Send + Sync {
 
 /// Reads the live tree, and retries on ESTALE if a rename was in progress. Without a rename, ESTALE
 /// is reliable: the inode is at none of its names.
-pub(super) fn at_rest<T>(present: &dyn Present, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
+pub(super) fn at_rest<T>(present: &dyn LiveTree, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
     for _ in 0..RENAME_WAITS_MAX {
         let before = present.renames();
         let answer = live();

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::append::Appender;
-use super::attribution::{Author, Numbered, OTHERS, TouchTable};
+use super::attribution::{Author, NumberedProcess, OTHERS, TouchTable};
 use super::epochs::Epochs;
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{NameTouch, Process, ProcessNumber, Record, Touch};
+use crate::store::record::{NameTouch, Process, ProcessChange, ProcessNumber, Record};
 use crate::sys::SysResult;
 use crate::sys::lock::Mutex;
 
@@ -21,7 +21,7 @@ const NUMBERED_MAX: usize = 4096;
 #[derive(Debug, Default)]
 struct Numbers {
     last: ProcessNumber,
-    by_pid: HashMap<u32, Arc<Numbered>>,
+    by_pid: HashMap<u32, Arc<NumberedProcess>>,
 }
 
 /// Numbers processes and stages their touches. See [`attribution`](super::attribution).
@@ -42,7 +42,7 @@ impl Processes {
     }
 
     /// Returns the number of a process, which is stable while its known properties are the same.
-    pub fn number(&self, process: Process) -> Arc<Numbered> {
+    pub fn number(&self, process: Process) -> Arc<NumberedProcess> {
         self.number_child(process, |_| None)
     }
 
@@ -52,7 +52,7 @@ impl Processes {
         &self,
         process: Process,
         parent_of: impl Fn(u32) -> Option<Process>,
-    ) -> Arc<Numbered> {
+    ) -> Arc<NumberedProcess> {
         let known = |process: &Process, same: fn(&Process, &Process) -> bool| {
             let numbers = self.numbers.lock();
             numbers
@@ -87,13 +87,17 @@ impl Processes {
         numbered.unwrap_or_default()
     }
 
-    fn put_number(&self, process: Process, parent: Option<Arc<Numbered>>) -> Arc<Numbered> {
+    fn put_number(
+        &self,
+        process: Process,
+        parent: Option<Arc<NumberedProcess>>,
+    ) -> Arc<NumberedProcess> {
         let mut numbers = self.numbers.lock();
         if numbers.by_pid.len() >= NUMBERED_MAX {
             numbers.by_pid.clear();
         }
         numbers.last = numbers.last.wrapping_add(1).max(OTHERS + 1);
-        let numbered = Arc::new(Numbered {
+        let numbered = Arc::new(NumberedProcess {
             number: numbers.last,
             process,
             parent,
@@ -117,7 +121,7 @@ impl Processes {
                 .name_news(dir, name, how, by, tables.maker(dir) == Some(by))
         };
         if let Some(by) = news {
-            author.stage(Touch::Name {
+            author.stage(ProcessChange::Name {
                 by,
                 dir,
                 name: name.clone(),
@@ -130,7 +134,7 @@ impl Processes {
     pub fn touch_data(&self, author: &Author, slot: Slot) -> bool {
         let news = self.news(author, slot, TouchTable::data_news);
         if let Some(by) = news {
-            author.stage(Touch::Data { by, slot });
+            author.stage(ProcessChange::Data { by, slot });
         }
         news.is_some()
     }
@@ -138,7 +142,7 @@ impl Processes {
     /// Stages a change of an inode's attributes.
     pub fn touch_attr(&self, author: &Author, slot: Slot) {
         if let Some(by) = self.news(author, slot, TouchTable::attr_news) {
-            author.stage(Touch::Attr { by, slot });
+            author.stage(ProcessChange::Attr { by, slot });
         }
     }
 
@@ -163,7 +167,7 @@ impl Processes {
             return;
         }
         if !self.epochs.is_born(slot) || self.epochs.read().open().touched.knows(slot) {
-            author.stage(Touch::Gone { slot });
+            author.stage(ProcessChange::Gone { slot });
         }
     }
 
@@ -180,7 +184,7 @@ impl Processes {
             maker.filter(|maker| tables.open().touched.has_told(*maker))
         };
         if let Some(by) = maker {
-            author.stage(Touch::Made { by, slot });
+            author.stage(ProcessChange::Made { by, slot });
         }
     }
 
@@ -197,7 +201,7 @@ impl Processes {
     }
 
     /// Records that a process closed a file opened for writing without having written.
-    pub fn touch_left(&self, slot: Slot, by: &Numbered) {
+    pub fn touch_left(&self, slot: Slot, by: &NumberedProcess) {
         if self
             .epochs
             .read()
@@ -205,7 +209,7 @@ impl Processes {
             .touched
             .may_have_written(slot, by.number)
         {
-            let touch = Touch::Left {
+            let touch = ProcessChange::Left {
                 by: by.number,
                 slot,
             };

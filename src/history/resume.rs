@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use super::absence::{self, Absence};
 use super::append::fault;
-use super::checkpoints::Checkpoints;
-use super::content::Hashed;
-use super::dropped::Places;
+use super::checkpoints::CheckpointTable;
+use super::content::HashRecords;
+use super::dropped::DroppedRecords;
 use super::epochs::Tables;
-use super::operations::Order;
-use super::timeline::{Aftermath, Memory, Moved, Timeline};
+use super::operations::OperationOrder;
+use super::timeline::{RecoveryState, ReplayedState, Timeline, UncertainRename};
 use crate::store::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::Operation;
-use crate::store::record::{Actor, DataState, Dropped, Kept, Place, Record, Undo};
+use crate::store::record::{Actor, CheckpointState, DataState, Dropped, Place, Record, Undo};
 use crate::store::{Address, Batch, Store, StoreResult, is_of_checkpoints};
 use crate::sys::SysResult;
 
@@ -21,11 +21,11 @@ impl Timeline {
     /// Opens the history in `store`. The cost depends on the changes since the last indexed epoch,
     /// not on the size of the history.
     ///
-    /// The caller completes the work described by [`Aftermath`] before it serves anything.
+    /// The caller completes the work described by [`RecoveryState`] before it serves anything.
     ///
     /// # Errors
     /// `JournalDamaged`, `BadRecord`; those of the index.
-    pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, Aftermath)> {
+    pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, RecoveryState)> {
         let checkpoints = store.index.catalogue().checkpoints()?;
         let applied = store.index.applied()?;
         // A rebuilt index contains records of the open epoch as well. They are needed in memory, so
@@ -37,9 +37,9 @@ impl Timeline {
         let mut memory = indexed(&store)?;
         // The record of the last mount may lie before `from`. Only the record of a clean shutdown,
         // which is the last one, proves that the end was clean.
-        let mut aftermath = Aftermath {
+        let mut aftermath = RecoveryState {
             unclean: store.journal.position() > store.journal.start(),
-            ..Aftermath::default()
+            ..RecoveryState::default()
         };
         for (kept, address) in checkpoints {
             aftermath.recorded_ns = aftermath.recorded_ns.max(Some(kept.created_ns));
@@ -109,8 +109,8 @@ impl Timeline {
 }
 
 /// Loads the in-memory state that the index has, except the checkpoints.
-fn indexed(store: &Store) -> StoreResult<Memory> {
-    let mut order = Order::default();
+fn indexed(store: &Store) -> StoreResult<ReplayedState> {
+    let mut order = OperationOrder::default();
     for (number, at, undoes) in store.index.catalogue().operations()? {
         order.note(number, at, undoes);
     }
@@ -125,11 +125,11 @@ fn indexed(store: &Store) -> StoreResult<Memory> {
             told,
         })
         .collect();
-    let mut dropped = Places::default();
+    let mut dropped = DroppedRecords::default();
     for (epoch, at, first, last) in store.index.catalogue().dropped()? {
         dropped.put(epoch, at, (first, last));
     }
-    Ok(Memory {
+    Ok(ReplayedState {
         tables: Tables::new(
             store
                 .index
@@ -137,18 +137,18 @@ fn indexed(store: &Store) -> StoreResult<Memory> {
                 .last_checkpoint()?
                 .map_or(Epoch(1), |id| id.epoch().next()),
         ),
-        checkpoints: Checkpoints::of(store.index.catalogue().lineage()?),
+        checkpoints: CheckpointTable::of(store.index.catalogue().lineage()?),
         order,
-        absences: absence::Known {
+        absences: absence::AbsenceTable {
             absences,
-            ..absence::Known::default()
+            ..absence::AbsenceTable::default()
         },
-        hashed: Hashed::default(),
+        hashed: HashRecords::default(),
         dropped,
     })
 }
 
-fn put_checkpoint(memory: &mut Memory, kept: Kept, address: Address) {
+fn put_checkpoint(memory: &mut ReplayedState, kept: CheckpointState, address: Address) {
     memory.absences.clock.read(kept.id, kept.created_ns);
     memory.checkpoints.put(kept, address);
 }
@@ -171,20 +171,20 @@ fn time_of(record: &Record) -> Option<i64> {
 
 /// A version that may never have been created.
 #[derive(Clone, Copy)]
-struct Unsure {
+struct UncertainVersion {
     object: ObjectId,
     /// Size of the captured content, if known.
     size: Option<u64>,
 }
 
 struct Replay {
-    memory: Memory,
-    aftermath: Aftermath,
+    memory: ReplayedState,
+    aftermath: RecoveryState,
     /// Frames from here on describe changes that were not made: see
     /// [`crate::store::journal::Journal::witness`].
     witness: Address,
     /// Data records whose objects may never have been created.
-    unsure: HashMap<(Epoch, Slot), Unsure>,
+    unsure: HashMap<(Epoch, Slot), UncertainVersion>,
     /// End of the part of the journal that the index has.
     applied: Address,
     /// Actor who requested the next record.
@@ -260,10 +260,14 @@ impl Replay {
     }
 
     fn note_moved(&mut self, slot: Slot, place: Place, before: Option<Place>) {
-        let moved = self.aftermath.moved.entry(slot).or_insert_with(|| Moved {
-            to: place.clone(),
-            before: before.into_iter().collect(),
-        });
+        let moved = self
+            .aftermath
+            .moved
+            .entry(slot)
+            .or_insert_with(|| UncertainRename {
+                to: place.clone(),
+                before: before.into_iter().collect(),
+            });
         moved.to = place;
     }
 
@@ -303,7 +307,11 @@ impl Replay {
             Record::Checkpoint(checkpoint) => {
                 self.undone(beyond);
                 self.memory.tables.close(checkpoint.id);
-                put_checkpoint(&mut self.memory, Kept::new(checkpoint, by), address);
+                put_checkpoint(
+                    &mut self.memory,
+                    CheckpointState::new(checkpoint, by),
+                    address,
+                );
             }
             Record::Tags { .. }
             | Record::Deleted { .. }
@@ -448,10 +456,12 @@ impl Replay {
             let moved = object.origin == ObjectOrigin::Moved;
             if beyond || (self.places.is_some() && moved) {
                 let size = (!moved).then_some(*size);
-                self.unsure.entry((epoch, *slot)).or_insert(Unsure {
-                    object: *object,
-                    size,
-                });
+                self.unsure
+                    .entry((epoch, *slot))
+                    .or_insert(UncertainVersion {
+                        object: *object,
+                        size,
+                    });
             }
         }
     }
@@ -474,7 +484,7 @@ impl Replay {
             .map(|(_, _, object, _)| *object)
             .collect();
         let unsure = std::mem::take(&mut self.unsure);
-        for ((epoch, slot), Unsure { object, size }) in unsure
+        for ((epoch, slot), UncertainVersion { object, size }) in unsure
             .into_iter()
             .filter(|(_, unsure)| !replacing.contains(&unsure.object))
         {

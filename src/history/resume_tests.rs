@@ -16,7 +16,7 @@ use crate::store::record::{Checkpoint, Reason};
 /// Enough for the index to apply them in many pieces.
 const MANY: u64 = 20_000;
 
-fn open(dir: &Path) -> (Timeline, Aftermath) {
+fn open(dir: &Path) -> (Timeline, RecoveryState) {
     let (store, _) = Store::open(File::open(dir).unwrap(), true).unwrap();
     Timeline::open(Arc::new(store)).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::present::{Trail, there};
-use super::view::{Source, View};
+use super::view::{ContentLocation, View};
 use crate::store::extents::same_bytes;
 use crate::store::record::AttrState;
 use crate::sys::{self, Kind, SysResult};
@@ -35,8 +35,8 @@ pub fn same_content(
     let stored = from.source(old.slot)?;
     if one && stored == to.source(new.slot)? {
         match stored {
-            Source::Object(_) => return Ok(true),
-            Source::Live if old.slot == new.slot => {
+            ContentLocation::Object(_) => return Ok(true),
+            ContentLocation::Live if old.slot == new.slot => {
                 from.check_content_served(old)?;
                 return to.check_content_served(new).map(|()| true);
             }
@@ -47,7 +47,10 @@ pub fn same_content(
     let Some((new_source, new_file)) = there(to.open(new).map(Some))? else {
         return Ok(false);
     };
-    if one && old_source == new_source && (old_source != Source::Live || old.slot == new.slot) {
+    if one
+        && old_source == new_source
+        && (old_source != ContentLocation::Live || old.slot == new.slot)
+    {
         return Ok(true);
     }
     match (old_file, new_file) {

@@ -15,7 +15,7 @@ use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp, Zoned};
 
-use super::state::State;
+use super::state::TreeState;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
 
@@ -24,7 +24,7 @@ const AUTO: &str = "auto";
 
 /// Properties of a checkpoint needed to resolve names.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
+pub struct SelectCandidate<'a> {
     /// Its id.
     pub id: CheckpointId,
     /// Its tags.
@@ -37,7 +37,7 @@ pub struct Known<'a> {
 
 /// Failure to resolve a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unselected {
+pub enum SelectError {
     /// No checkpoint has this id or tag.
     Unknown,
     /// The name is a prefix of several tags, sorted.
@@ -55,8 +55,8 @@ pub enum Unselected {
 /// Resolves `name`. `checkpoints` are all visible ones, oldest first.
 ///
 /// # Errors
-/// See [`Unselected`].
-pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected> {
+/// See [`SelectError`].
+pub fn select(name: &str, checkpoints: &[SelectCandidate<'_>]) -> Result<TreeState, SelectError> {
     selected(name, checkpoints, begins)
 }
 
@@ -64,15 +64,18 @@ pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected
 /// harm.
 ///
 /// # Errors
-/// See [`Unselected`].
-pub fn select_whole(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected> {
+/// See [`SelectError`].
+pub fn select_whole(
+    name: &str,
+    checkpoints: &[SelectCandidate<'_>],
+) -> Result<TreeState, SelectError> {
     selected(name, checkpoints, |name, checkpoints| {
         let found = begins(name, checkpoints)?;
         let tags = checkpoints
             .get(found)
             .map(|known| known.tags)
             .unwrap_or_default();
-        Err(Unselected::Beginning(
+        Err(SelectError::Beginning(
             tags.iter()
                 .find(|tag| tag.starts_with(name))
                 .cloned()
@@ -81,11 +84,15 @@ pub fn select_whole(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unse
     })
 }
 
-type Otherwise = fn(&str, &[Known<'_>]) -> Result<usize, Unselected>;
+type Otherwise = fn(&str, &[SelectCandidate<'_>]) -> Result<usize, SelectError>;
 
-fn selected(name: &str, checkpoints: &[Known<'_>], begins: Otherwise) -> Result<State, Unselected> {
+fn selected(
+    name: &str,
+    checkpoints: &[SelectCandidate<'_>],
+    begins: Otherwise,
+) -> Result<TreeState, SelectError> {
     if name == "live" {
-        return Ok(State::Live);
+        return Ok(TreeState::Live);
     }
     let index = match exact(name, checkpoints) {
         Some(index) => index,
@@ -97,11 +104,11 @@ fn selected(name: &str, checkpoints: &[Known<'_>], begins: Otherwise) -> Result<
     };
     checkpoints
         .get(index)
-        .map(|found| State::At(found.id))
-        .ok_or(Unselected::Unknown)
+        .map(|found| TreeState::At(found.id))
+        .ok_or(SelectError::Unknown)
 }
 
-fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
+fn exact(name: &str, checkpoints: &[SelectCandidate<'_>]) -> Option<usize> {
     match name {
         "latest" => {
             let asked = checkpoints
@@ -127,7 +134,7 @@ fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
 }
 
 /// Returns the checkpoint of the only tag with this prefix.
-fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
+fn begins(name: &str, checkpoints: &[SelectCandidate<'_>]) -> Result<usize, SelectError> {
     let tags = || {
         checkpoints
             .iter()
@@ -138,11 +145,11 @@ fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
         .filter(|(_, tag)| !name.is_empty() && tag.starts_with(name))
         .collect();
     match found.as_slice() {
-        [] => Err(Unselected::Unknown),
+        [] => Err(SelectError::Unknown),
         [(index, _)] => Ok(*index),
         _ => {
             found.sort_by_key(|(_, tag)| *tag);
-            Err(Unselected::Ambiguous(
+            Err(SelectError::Ambiguous(
                 found.into_iter().map(|(_, tag)| tag.clone()).collect(),
             ))
         }
@@ -153,13 +160,13 @@ fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
 fn back(
     from: &str,
     count: &str,
-    checkpoints: &[Known<'_>],
+    checkpoints: &[SelectCandidate<'_>],
     begins: Otherwise,
-) -> Result<usize, Unselected> {
+) -> Result<usize, SelectError> {
     let count: usize = if count.is_empty() {
         1
     } else {
-        count.parse().map_err(|_| Unselected::Unknown)?
+        count.parse().map_err(|_| SelectError::Unknown)?
     };
     let start = match exact(from, checkpoints) {
         Some(index) => index,
@@ -190,10 +197,10 @@ fn back(
     before()
         .nth(count - 1)
         .map(|(index, _)| index)
-        .ok_or_else(|| Unselected::TooFar(before().count()))
+        .ok_or_else(|| SelectError::TooFar(before().count()))
 }
 
-fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
+fn at_time(time: Timestamp, checkpoints: &[SelectCandidate<'_>]) -> Result<usize, SelectError> {
     // An imported checkpoint may be older than its predecessors.
     let until = checkpoints
         .iter()
@@ -203,19 +210,19 @@ fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselect
         .max_by_key(|(_, known)| known.state_ns)
         .map(|(index, _)| index)
         .ok_or(if checkpoints.is_empty() {
-            Unselected::Unknown
+            SelectError::Unknown
         } else {
-            Unselected::TooEarly
+            SelectError::TooEarly
         })
 }
 
 /// Parses a name that is a time; `None` for other names.
-fn time_of(name: &str) -> Result<Option<Timestamp>, Unselected> {
+fn time_of(name: &str) -> Result<Option<Timestamp>, SelectError> {
     match name
         .strip_prefix("@{")
         .and_then(|rest| rest.strip_suffix('}'))
     {
-        Some(text) => parse_time(text).map(Some).map_err(Unselected::NoTime),
+        Some(text) => parse_time(text).map(Some).map_err(SelectError::NoTime),
         None => Ok(name.parse().ok()),
     }
 }
@@ -294,14 +301,14 @@ mod tests {
     }
 
     /// Checkpoints 2, 3, 5, 9, made 4, 3, 2 and 1 hours ago.
-    fn known(tags: &[Vec<String>]) -> Vec<Known<'_>> {
+    fn known(tags: &[Vec<String>]) -> Vec<SelectCandidate<'_>> {
         let now = i64::try_from(Timestamp::now().as_nanosecond()).unwrap();
         let times = (1..=4).rev().map(|hours| now - hours * HOUR_NS);
         [2, 3, 5, 9]
             .into_iter()
             .zip(tags)
             .zip(times)
-            .map(|((id, tags), state_ns)| Known {
+            .map(|((id, tags), state_ns)| SelectCandidate {
                 id: CheckpointId(id),
                 tags,
                 state_ns,
@@ -310,11 +317,11 @@ mod tests {
             .collect()
     }
 
-    fn id(name: &str) -> Result<u64, Unselected> {
+    fn id(name: &str) -> Result<u64, SelectError> {
         let tags = tags();
         select(name, &known(&tags)).map(|state| match state {
-            State::At(id) => id.0,
-            State::Live => 0,
+            TreeState::At(id) => id.0,
+            TreeState::Live => 0,
         })
     }
 
@@ -332,16 +339,16 @@ mod tests {
         );
         assert_eq!(
             [id("4"), id("w"), id("")],
-            [const { Err(Unselected::Unknown) }; 3]
+            [const { Err(SelectError::Unknown) }; 3]
         );
         assert_eq!(
             id("before"),
-            Err(Unselected::Ambiguous(vec![
+            Err(SelectError::Ambiguous(vec![
                 "before-refactor".into(),
                 "before-release".into()
             ]))
         );
-        assert_eq!(select("latest", &[]), Err(Unselected::Unknown));
+        assert_eq!(select("latest", &[]), Err(SelectError::Unknown));
     }
 
     #[test]
@@ -349,19 +356,19 @@ mod tests {
         let tags = tags();
         let known = known(&tags);
         let whole = |name: &str| select_whole(name, &known);
-        let at = |id| Ok(State::At(CheckpointId(id)));
+        let at = |id| Ok(TreeState::At(CheckpointId(id)));
         assert_eq!(
             ["v1", "5", "latest", "v1~1", "before-release~1", "@{now}"].map(whole),
             [at(2), at(5), at(9), at(3), at(5), at(9)]
         );
-        let begins = |tag: &str| Err(Unselected::Beginning(tag.to_owned()));
+        let begins = |tag: &str| Err(SelectError::Beginning(tag.to_owned()));
         assert_eq!(
             ["before-rel", "before-rel~2", "v1~0"].map(whole),
             [begins("before-release"), begins("before-release"), at(2)]
         );
         assert_eq!(
             ["before", "w"].map(whole),
-            [select("before", &known), Err(Unselected::Unknown)]
+            [select("before", &known), Err(SelectError::Unknown)]
         );
     }
 
@@ -375,9 +382,9 @@ mod tests {
         let at = |hours: i64| select(&format!("@{{{hours}h 30min ago}}"), &known);
         assert_eq!(
             [at(0), at(3), at(10), at(11)],
-            [3, 2, 9, 5].map(|id| Ok(State::At(CheckpointId(id))))
+            [3, 2, 9, 5].map(|id| Ok(TreeState::At(CheckpointId(id))))
         );
-        assert_eq!(at(12), Err(Unselected::TooEarly));
+        assert_eq!(at(12), Err(SelectError::TooEarly));
     }
 
     #[test]
@@ -396,12 +403,12 @@ mod tests {
         assert_eq!(
             (id("5~3"), id("5~x"), id("7~1")),
             (
-                Err(Unselected::TooFar(2)),
-                Err(Unselected::Unknown),
-                Err(Unselected::Unknown)
+                Err(SelectError::TooFar(2)),
+                Err(SelectError::Unknown),
+                Err(SelectError::Unknown)
             )
         );
-        assert_eq!(id("5~99999999999999999999"), Err(Unselected::Unknown));
+        assert_eq!(id("5~99999999999999999999"), Err(SelectError::Unknown));
     }
 
     /// 3 and 9 are automatic: users who count their own checkpoints need not know them.
@@ -409,12 +416,12 @@ mod tests {
     fn what_nobody_asked_for_is_nobody_s_latest() {
         let tags = tags();
         let mut known = known(&tags);
-        let id = |name: &str, known: &[Known<'_>]| match select(name, known) {
-            Ok(State::At(id)) => Ok(id.0),
-            Ok(State::Live) => Ok(0),
+        let id = |name: &str, known: &[SelectCandidate<'_>]| match select(name, known) {
+            Ok(TreeState::At(id)) => Ok(id.0),
+            Ok(TreeState::Live) => Ok(0),
             Err(why) => Err(why),
         };
-        assert_eq!(id("auto", &known), Err(Unselected::Unknown));
+        assert_eq!(id("auto", &known), Err(SelectError::Unknown));
         for index in [1, 3] {
             known[index].reason = &AUTO;
         }
@@ -424,7 +431,7 @@ mod tests {
         );
         assert_eq!(
             ["auto", "auto~1", "auto~2"].map(|name| id(name, &known)),
-            [Ok(9), Ok(3), Err(Unselected::TooFar(1))]
+            [Ok(9), Ok(3), Err(SelectError::TooFar(1))]
         );
         known.iter_mut().for_each(|known| known.reason = &AUTO);
         assert_eq!(id("latest", &known), Ok(9), "nobody ever asked");
@@ -442,8 +449,8 @@ mod tests {
         for index in [2, 3] {
             known[index].reason = &GUARD;
         }
-        let id = |name: &str, known: &[Known<'_>]| select(name, known);
-        let at = |id| Ok(State::At(CheckpointId(id)));
+        let id = |name: &str, known: &[SelectCandidate<'_>]| select(name, known);
+        let at = |id| Ok(TreeState::At(CheckpointId(id)));
         assert_eq!(
             ["latest", "latest~1", "9~1", "9", "@{now}"].map(|name| id(name, &known)),
             [at(3), at(2), at(3), at(9), at(9)]
@@ -451,7 +458,7 @@ mod tests {
         known.iter_mut().for_each(|known| known.reason = &GUARD);
         assert_eq!(
             [id("latest", &known), id("auto", &known)],
-            [const { Err(Unselected::Unknown) }; 2]
+            [const { Err(SelectError::Unknown) }; 2]
         );
     }
 
@@ -502,7 +509,7 @@ mod tests {
         assert_eq!(id("@{odd}"), Ok(9), "a tag that is written so goes first");
         assert_eq!(
             (id("@{yesterday}"), id("2000-01-01T00:00:00Z")),
-            (Err(Unselected::TooEarly), Err(Unselected::TooEarly))
+            (Err(SelectError::TooEarly), Err(SelectError::TooEarly))
         );
         assert_eq!(
             [
@@ -513,12 +520,12 @@ mod tests {
             [Ok(9), Ok(9), Ok(9)]
         );
         assert!(
-            matches!(id("@{soon}"), Err(Unselected::NoTime(_)))
-                && matches!(id("@{}"), Err(Unselected::NoTime(_)))
+            matches!(id("@{soon}"), Err(SelectError::NoTime(_)))
+                && matches!(id("@{}"), Err(SelectError::NoTime(_)))
         );
         assert!(matches!(
             id("@{99999999999 years}"),
-            Err(Unselected::NoTime(_))
+            Err(SelectError::NoTime(_))
         ));
     }
 }

@@ -24,7 +24,7 @@ const KEYS_MAX: usize = 200_000;
 
 /// Possible changes since the start of a baseline.
 #[derive(Clone, Debug)]
-pub struct Since {
+pub struct ChangedSince {
     from: Epoch,
     /// Value of `Checkpoints::emptied` at that time.
     unrecorded: u64,
@@ -40,10 +40,10 @@ pub struct Since {
     lost: bool,
 }
 
-impl Since {
-    fn new(from: Epoch, unrecorded: u64) -> Since {
+impl ChangedSince {
+    fn new(from: Epoch, unrecorded: u64) -> ChangedSince {
         let (names, nodes) = (BTreeSet::new(), HashSet::new());
-        Since {
+        ChangedSince {
             from,
             unrecorded,
             names,
@@ -64,9 +64,9 @@ impl Since {
         }
         self.nodes.extend(table.nodes().map(|(slot, _)| slot));
         if self.keys() > KEYS_MAX {
-            *self = Since {
+            *self = ChangedSince {
                 lost: true,
-                ..Since::new(self.from, self.unrecorded)
+                ..ChangedSince::new(self.from, self.unrecorded)
             };
         }
     }
@@ -81,9 +81,9 @@ impl Since {
 #[derive(Debug, Default)]
 struct Tracked {
     /// Changes since the current baseline; `None` without a baseline that can be updated.
-    since: Option<Since>,
+    since: Option<ChangedSince>,
     /// Changes since the start of the baseline in progress.
-    next: Option<Since>,
+    next: Option<ChangedSince>,
     /// Number of changes stored next to the baseline.
     changes: usize,
     /// Inodes, of any epoch, that lost their last name.
@@ -109,16 +109,16 @@ impl Tracked {
 }
 
 /// Tracks changes since the last baseline. See the module.
-pub struct Baseline {
+pub struct BaselineTracker {
     catalogue: Arc<Catalogue>,
     epochs: Arc<Epochs>,
     /// A leaf lock.
     tracked: Mutex<Tracked>,
 }
 
-impl Baseline {
-    pub(super) fn new(catalogue: Arc<Catalogue>, epochs: Arc<Epochs>) -> Baseline {
-        Baseline {
+impl BaselineTracker {
+    pub(super) fn new(catalogue: Arc<Catalogue>, epochs: Arc<Epochs>) -> BaselineTracker {
+        BaselineTracker {
             catalogue,
             epochs,
             tracked: Mutex::default(),
@@ -136,7 +136,7 @@ impl Baseline {
             return false;
         }
         let (from, unrecorded) = (tables.open().epoch, checkpoints.emptied());
-        self.tracked.lock().next = Some(Since::new(from, unrecorded));
+        self.tracked.lock().next = Some(ChangedSince::new(from, unrecorded));
         true
     }
 
@@ -162,7 +162,7 @@ impl Baseline {
         let (from, unrecorded) = (self.epochs.epoch(), self.catalogue.read().emptied());
         let mut tracked = self.tracked.lock();
         tracked.gone.extend(gone);
-        (tracked.since, tracked.changes) = (Some(Since::new(from, unrecorded)), changes);
+        (tracked.since, tracked.changes) = (Some(ChangedSince::new(from, unrecorded)), changes);
     }
 
     /// Invalidates the baseline.
@@ -210,11 +210,16 @@ impl Baseline {
     /// Returns the approximate number of keys changed since the baseline.
     pub fn changed_keys(&self) -> usize {
         let open = self.epochs.read().open().nodes().count();
-        open + self.tracked.lock().since.as_ref().map_or(0, Since::keys)
+        open + self
+            .tracked
+            .lock()
+            .since
+            .as_ref()
+            .map_or(0, ChangedSince::keys)
     }
 
     /// Returns the changes since the baseline; `None` without a baseline, or with too many changes.
-    pub fn changed_since(&self) -> Option<Since> {
+    pub fn changed_since(&self) -> Option<ChangedSince> {
         // Tables stay in memory under this lock; their keys are noted before they are removed.
         let tables = self.epochs.read();
         let unrecorded = self.catalogue.read().emptied();

@@ -4,19 +4,19 @@ use crate::store::ids::CheckpointId;
 
 /// A state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum State {
+pub enum TreeState {
     /// The state at a checkpoint.
     At(CheckpointId),
     /// The current state.
     Live,
 }
 
-impl State {
+impl TreeState {
     /// Returns the checkpoint; `None` for the live tree.
     pub fn checkpoint(self) -> Option<CheckpointId> {
         match self {
-            State::At(id) => Some(id),
-            State::Live => None,
+            TreeState::At(id) => Some(id),
+            TreeState::Live => None,
         }
     }
 }

@@ -23,19 +23,19 @@ use super::absence::{self, Absences};
 use super::append::Appender;
 use super::attribution::Author;
 use super::catalogue::Catalogue;
-use super::checkpoints::Checkpoints;
+use super::checkpoints::CheckpointTable;
 use super::collect::Candidate;
-use super::content::{Contents, Hashed};
-use super::dropped::{DroppedVersions, Places};
+use super::content::{ContentHashes, HashRecords};
+use super::dropped::{DroppedRecords, DroppedVersions};
 use super::epochs::{Epochs, Tables};
 use super::indexer::{Indexer, Parts};
 use super::lookup::Lookup;
 use super::losses::Losses;
-use super::operations::{Operations, Order};
+use super::operations::{OperationOrder, Operations};
 use super::processes::Processes;
-use super::since::Baseline;
-use super::wake::Wake;
-use super::written::Written;
+use super::since::BaselineTracker;
+use super::wake::IdleThread;
+use super::written::BaselineCache;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::record::{Actor, Comparing, Place};
@@ -44,7 +44,7 @@ use crate::sys::{Errno, SysResult};
 
 /// An inode with a recorded rename that may not have happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct UncertainRename {
     /// Its place if every rename happened.
     pub to: Place,
     /// Its earlier places, the last one last. After a power cut several renames, and links to its
@@ -54,14 +54,14 @@ pub struct Moved {
 
 /// State left by the previous daemon, from the journal's tail.
 #[derive(Clone, Debug, Default)]
-pub struct Aftermath {
+pub struct RecoveryState {
     /// The previous daemon did not shut down cleanly.
     pub unclean: bool,
     /// Renames over existing inodes. At most one of them is half done: the last one, or one of
     /// those in the last append.
     pub replacing: Vec<(Slot, Place, ObjectId, bool)>,
     /// The last recorded renames, each of which may not have happened.
-    pub moved: HashMap<Slot, Moved>,
+    pub moved: HashMap<Slot, UncertainRename>,
     /// The restore that was in progress.
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
     /// The names to which that restore was limited.
@@ -79,13 +79,13 @@ pub struct Aftermath {
 }
 
 /// In-memory state replayed from the journal.
-pub(super) struct Memory {
+pub(super) struct ReplayedState {
     pub(super) tables: Tables,
-    pub(super) checkpoints: Checkpoints,
-    pub(super) order: Order,
-    pub(super) absences: absence::Known,
-    pub(super) hashed: Hashed,
-    pub(super) dropped: Places,
+    pub(super) checkpoints: CheckpointTable,
+    pub(super) order: OperationOrder,
+    pub(super) absences: absence::AbsenceTable,
+    pub(super) hashed: HashRecords,
+    pub(super) dropped: DroppedRecords,
 }
 
 /// The history of one tree. See the module.
@@ -97,7 +97,7 @@ pub struct Timeline {
     /// Versions dropped by a tier.
     pub dropped: Arc<DroppedVersions>,
     /// Hashes of versions.
-    pub contents: Arc<Contents>,
+    pub contents: Arc<ContentHashes>,
     /// The checkpoints.
     pub catalogue: Arc<Catalogue>,
     /// Operations on the checkpoints.
@@ -111,9 +111,9 @@ pub struct Timeline {
     /// Look-ups of keys at checkpoints.
     pub lookup: Arc<Lookup>,
     /// Changes since the baseline was written.
-    pub baseline: Arc<Baseline>,
+    pub baseline: Arc<BaselineTracker>,
     /// The last baseline.
-    pub(super) written: Written,
+    pub(super) written: BaselineCache,
     /// Moves closed epochs into the index.
     pub indexer: Arc<Indexer>,
     /// Versions that only the next checkpoint may need: see [`Timeline::unneeded_without`]. A leaf
@@ -122,15 +122,15 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(store: Arc<Store>, memory: Memory) -> Timeline {
+    pub(super) fn new(store: Arc<Store>, memory: ReplayedState) -> Timeline {
         let journal = Arc::new(Appender::new(Arc::clone(&store)));
-        let (losses, wake) = (Arc::<Losses>::default(), Arc::<Wake>::default());
+        let (losses, wake) = (Arc::<Losses>::default(), Arc::<IdleThread>::default());
         let dropped = Arc::new(DroppedVersions::new(
             Arc::clone(&journal),
             Arc::clone(&losses),
             memory.dropped,
         ));
-        let contents = Arc::new(Contents::new(Arc::clone(&journal), memory.hashed));
+        let contents = Arc::new(ContentHashes::new(Arc::clone(&journal), memory.hashed));
         let catalogue = Arc::new(Catalogue::new(
             Arc::clone(&journal),
             Arc::clone(&dropped),
@@ -152,7 +152,10 @@ impl Timeline {
             Arc::clone(&epochs),
             Arc::clone(&wake),
         ));
-        let baseline = Arc::new(Baseline::new(Arc::clone(&catalogue), Arc::clone(&epochs)));
+        let baseline = Arc::new(BaselineTracker::new(
+            Arc::clone(&catalogue),
+            Arc::clone(&epochs),
+        ));
         let parts = Parts {
             catalogue: Arc::clone(&catalogue),
             operations: Arc::clone(&operations),
@@ -176,7 +179,7 @@ impl Timeline {
             epochs,
             lookup,
             baseline,
-            written: Written::new(store),
+            written: BaselineCache::new(store),
             indexer,
             spared: Mutex::default(),
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::append::fault;
 use super::present::Trail;
-use super::state::State;
+use super::state::TreeState;
 use super::timeline::Timeline;
 use super::view::View;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -111,7 +111,7 @@ impl Touched {
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn add_unseen_links(&mut self, timeline: &Timeline, before: &View<'_>) -> SysResult<()> {
-        let State::At(id) = before.state() else {
+        let TreeState::At(id) = before.state() else {
             return Ok(());
         };
         let mut wanted = HashMap::new();

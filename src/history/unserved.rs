@@ -3,19 +3,19 @@
 
 use std::sync::Arc;
 
-use super::present::{Present, Trail};
+use super::present::{LiveTree, Trail};
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::sys::{Errno, Kind, Stat, SysResult, Time};
 
 /// Compares the times of an inode in the history and in the live tree.
 #[derive(Clone, Copy)]
-pub(super) struct Unserved<'a> {
+pub(super) struct UnrecordedCheck<'a> {
     pub(super) timeline: &'a Timeline,
-    pub(super) present: &'a dyn Present,
+    pub(super) present: &'a dyn LiveTree,
 }
 
-impl Unserved<'_> {
+impl UnrecordedCheck<'_> {
     /// Fails with EIO for an inode changed without a record.
     pub(super) fn check_served(
         &self,
@@ -152,7 +152,7 @@ impl Unserved<'_> {
     }
 
     /// Whether the inode with a name recorded in `epoch` is a different one than at checkpoint
-    /// `id`, as for [`Unserved::is_another`]. If so, returns the epoch in which that was found; all
+    /// `id`, as for [`UnrecordedCheck::is_another`]. If so, returns the epoch in which that was found; all
     /// names of the removed inode were recorded then. An epoch with a name of a directory also has
     /// its attributes.
     pub(super) fn of_another(

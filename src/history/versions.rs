@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::dropped::DROPPED;
 use super::present::Trail;
 use super::same::{attributes_differ, same_content};
-use super::state::State;
+use super::state::TreeState;
 use super::timeline::Timeline;
 use super::view::View;
 use crate::store::ids::{CheckpointId, Epoch, Name};
@@ -20,7 +20,7 @@ use crate::sys::{Errno, Kind, SysResult};
 
 /// How a version differs from the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Became {
+pub enum VersionChange {
     /// The path was created.
     Added,
     /// Content, attributes or extended attributes changed, or another inode of the same type
@@ -38,16 +38,16 @@ pub enum Became {
 #[derive(Clone, Debug)]
 pub struct Version {
     /// The first state with it: a checkpoint, or the live tree.
-    pub state: State,
+    pub state: TreeState,
     /// Its difference from the previous version.
-    pub became: Became,
+    pub became: VersionChange,
     /// Its attributes; `None` if removed or unknown.
     pub attr: Option<AttrState>,
 }
 
 /// A path in one state.
-struct Seen {
-    state: State,
+struct PathAtState {
+    state: TreeState,
     /// Its target; an error if unknown.
     found: SysResult<Option<(Child, Arc<Trail>)>>,
     /// The first epoch after the state in which it may have changed.
@@ -55,7 +55,7 @@ struct Seen {
 }
 
 /// Query for the versions of a path.
-pub struct Asked<'a, V, B> {
+pub struct VersionQuery<'a, V, B> {
     /// The history.
     pub timeline: &'a Timeline,
     /// Path relative to the root, `/`-separated.
@@ -68,7 +68,9 @@ pub struct Asked<'a, V, B> {
     pub below: B,
 }
 
-impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked<'a, V, B> {
+impl<'a, V: Fn(TreeState) -> View<'a>, B: Fn(TreeState, TreeState) -> SysResult<bool>>
+    VersionQuery<'a, V, B>
+{
     /// Returns all versions in the checkpoints and in the live tree, oldest first. A change below a
     /// directory is a new version of the directory.
     ///
@@ -82,8 +84,12 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
             .map(Name::new)
             .collect();
         let mut versions = Vec::new();
-        let mut before: Option<Seen> = None;
-        let mut state = self.kept.first().copied().map_or(State::Live, State::At);
+        let mut before: Option<PathAtState> = None;
+        let mut state = self
+            .kept
+            .first()
+            .copied()
+            .map_or(TreeState::Live, TreeState::At);
         loop {
             let seen = see(self.timeline, &(self.view)(state), &names)?;
             if let Some(became) = self.differs(before.as_ref(), &seen)? {
@@ -104,32 +110,41 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
                 .kept
                 .get(self.kept.partition_point(|id| id.epoch() < epoch))
             {
-                Some(id) => State::At(*id),
-                None => State::Live,
+                Some(id) => TreeState::At(*id),
+                None => TreeState::Live,
             };
             before = Some(seen);
         }
     }
 
     /// Returns the difference between a state and the previous version; `None` if equal.
-    fn differs(&self, before: Option<&Seen>, now: &Seen) -> SysResult<Option<Became>> {
-        let there = |seen: &Seen| seen.found.as_ref().ok().cloned().flatten();
-        let known = |seen: &Seen| seen.found.is_ok();
+    fn differs(
+        &self,
+        before: Option<&PathAtState>,
+        now: &PathAtState,
+    ) -> SysResult<Option<VersionChange>> {
+        let there = |seen: &PathAtState| seen.found.as_ref().ok().cloned().flatten();
+        let known = |seen: &PathAtState| seen.found.is_ok();
         if !known(now) {
-            return Ok(before.is_none_or(known).then_some(Became::Unknown));
+            return Ok(before.is_none_or(known).then_some(VersionChange::Unknown));
         }
         let unknown = before.is_some_and(|before| !known(before));
         Ok(match (before.and_then(there), there(now)) {
-            (None, None) => unknown.then_some(Became::Deleted),
+            (None, None) => unknown.then_some(VersionChange::Deleted),
             (None, Some(_)) => Some(if unknown {
-                Became::Modified
+                VersionChange::Modified
             } else {
-                Became::Added
+                VersionChange::Added
             }),
-            (Some(_), None) => Some(Became::Deleted),
-            (Some((old, _)), Some((new, _))) if old.kind != new.kind => Some(Became::TypeChanged),
+            (Some(_), None) => Some(VersionChange::Deleted),
+            (Some((old, _)), Some((new, _))) if old.kind != new.kind => {
+                Some(VersionChange::TypeChanged)
+            }
             (Some((old, old_trail)), Some((new, new_trail))) => {
-                let (then, now) = (before.map_or(State::Live, |before| before.state), now.state);
+                let (then, now) = (
+                    before.map_or(TreeState::Live, |before| before.state),
+                    now.state,
+                );
                 let changed = old.slot != new.slot
                     || if new.kind == Kind::Dir {
                         (self.below)(then, now)?
@@ -141,18 +156,18 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
                             &new_trail,
                         ) {
                             // A version is lost.
-                            Err(Errno::EIO) => return Ok(Some(Became::Unknown)),
+                            Err(Errno::EIO) => return Ok(Some(VersionChange::Unknown)),
                             changed => changed?,
                         }
                     };
-                changed.then_some(Became::Modified)
+                changed.then_some(VersionChange::Modified)
             }
         })
     }
 }
 
 /// Resolves the path and notes the keys used.
-fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> {
+fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<PathAtState> {
     let state = view.state();
     let mut next: Option<Epoch> = None;
     let mut note = |epoch: Option<Epoch>| next = next.into_iter().chain(epoch).min();
@@ -165,7 +180,7 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
     );
     let mut found = Ok(true);
     for name in names {
-        if let State::At(id) = state {
+        if let TreeState::At(id) = state {
             note(
                 timeline
                     .lookup
@@ -187,7 +202,7 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
             break;
         }
     }
-    if let (State::At(id), Ok(true)) = (state, found) {
+    if let (TreeState::At(id), Ok(true)) = (state, found) {
         let slot = at.1.slot;
         let lookup = &timeline.lookup;
         note(lookup.attr_at(slot, id)?.map(|recorded| recorded.epoch));
@@ -201,7 +216,7 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
             found = Err(Errno::EIO);
         }
     }
-    Ok(Seen {
+    Ok(PathAtState {
         state,
         found: found.map(|there| there.then_some(at)),
         next,

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 mod content;
 
-pub use self::content::{OpenContent, Source};
+pub use self::content::{ContentLocation, OpenContent};
 use super::dropped::DROPPED;
-use super::present::{Present, Trail, at_rest};
-use super::state::State;
+use super::present::{LiveTree, Trail, at_rest};
+use super::state::TreeState;
 use super::table::{Answer, Recorded};
 use super::timeline::Timeline;
-use super::unserved::Unserved;
+use super::unserved::UnrecordedCheck;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Child};
@@ -27,7 +27,7 @@ const FORMER_MAX: usize = 1000;
 
 /// Known part of a directory.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct KnownListing {
     /// Names with known targets, sorted.
     pub names: Vec<(Name, Child)>,
     /// Names with unknown targets.
@@ -39,8 +39,8 @@ pub struct Known {
 /// A view of one state of the tree.
 pub struct View<'a> {
     timeline: &'a Timeline,
-    present: &'a dyn Present,
-    state: State,
+    present: &'a dyn LiveTree,
+    state: TreeState,
 }
 
 /// The target of a name, with its trail.
@@ -48,7 +48,7 @@ pub type Step = (Child, Arc<Trail>);
 
 impl<'a> View<'a> {
     /// Creates the view of a state.
-    pub fn new(timeline: &'a Timeline, present: &'a dyn Present, state: State) -> View<'a> {
+    pub fn new(timeline: &'a Timeline, present: &'a dyn LiveTree, state: TreeState) -> View<'a> {
         View {
             timeline,
             present,
@@ -57,7 +57,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns the state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> TreeState {
         self.state
     }
 
@@ -66,8 +66,8 @@ impl<'a> View<'a> {
         std::ptr::eq(self.timeline, other.timeline)
     }
 
-    fn unserved(&self) -> Unserved<'a> {
-        Unserved {
+    fn unserved(&self) -> UnrecordedCheck<'a> {
+        UnrecordedCheck {
             timeline: self.timeline,
             present: self.present,
         }
@@ -101,12 +101,12 @@ impl<'a> View<'a> {
     /// Otherwise EIO means a read failure.
     pub fn may_be_unserved(&self) -> bool {
         match self.state {
-            State::At(id) => {
+            TreeState::At(id) => {
                 self.timeline.absences.was_absent_after(id)
                     || self.timeline.losses.has_met_unseen(id)
                     || self.timeline.catalogue.is_incomplete(id)
             }
-            State::Live => false,
+            TreeState::Live => false,
         }
     }
 
@@ -145,7 +145,7 @@ impl<'a> View<'a> {
     /// changed then. (A rename changes the ctime of the renamed inode.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let (epoch, child) = self.look_up(dir, name)?;
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return Ok(child);
         };
         if self.unserved().changed_unserved(dir, id, epoch)? {
@@ -169,7 +169,7 @@ impl<'a> View<'a> {
     /// As [`View::child`], without a check for unrecorded changes of the directory; with the epoch
     /// of the record.
     fn look_up(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<(Option<Epoch>, Option<Child>)> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return Ok((
                 None,
                 at_rest(self.present, || self.present.child(dir, name))?,
@@ -191,7 +191,7 @@ impl<'a> View<'a> {
     /// Rejects a past directory that contains itself, in which a walk would not end. Only a forged
     /// one can exist. The live tree cannot have one, and may be queried with trails of the past.
     fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return Ok(());
         };
         if child.kind != Kind::Dir || !dir.goes_through(child.slot) {
@@ -216,7 +216,7 @@ impl<'a> View<'a> {
             };
             let Some(recorded) = recorded else { break };
             at = recorded.epoch.checkpoint();
-            if matches!(self.state, State::At(id) if at > id) {
+            if matches!(self.state, TreeState::At(id) if at > id) {
                 break;
             }
             found.extend(recorded.before);
@@ -255,10 +255,10 @@ impl<'a> View<'a> {
         let epochs: BTreeSet<Option<Epoch>> =
             found.iter().flatten().map(|(epoch, _)| *epoch).collect();
         let served = match self.state {
-            State::At(id) => epochs
+            TreeState::At(id) => epochs
                 .into_iter()
                 .all(|epoch| self.unserved().changed_unserved(dir, id, epoch) == Ok(false)),
-            State::Live => true,
+            TreeState::Live => true,
         };
         if !served {
             return names
@@ -295,17 +295,17 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// As [`View::child`], except EIO.
-    pub fn list_known(&self, dir: &Arc<Trail>) -> SysResult<Known> {
+    pub fn list_known(&self, dir: &Arc<Trail>) -> SysResult<KnownListing> {
         let whole = self.list(dir);
-        let (Err(Errno::EIO), State::At(id)) = (&whole, self.state) else {
-            return Ok(Known {
+        let (Err(Errno::EIO), TreeState::At(id)) = (&whole, self.state) else {
+            return Ok(KnownListing {
                 names: whole?,
-                ..Known::default()
+                ..KnownListing::default()
             });
         };
-        let mut known = Known {
+        let mut known = KnownListing {
             partial: true,
-            ..Known::default()
+            ..KnownListing::default()
         };
         let live = at_rest(self.present, || self.present.list(dir))
             .unwrap_or_default()
@@ -330,7 +330,7 @@ impl<'a> View<'a> {
     }
 
     fn list_all(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             let mut names = at_rest(self.present, || self.present.list(dir))?;
             names.sort_by(|a, b| a.0.cmp(&b.0));
             return Ok(names);
@@ -375,7 +375,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return at_rest(self.present, || self.present.attr(node));
         };
         let (epoch, mut attr) = self.look(
@@ -407,7 +407,7 @@ impl<'a> View<'a> {
     /// As [`View::child`].
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
         let mut xattrs = match self.state {
-            State::At(id) => {
+            TreeState::At(id) => {
                 let (epoch, xattrs) = self.look(
                     || Ok(self.timeline.lookup.xattrs_at(node.slot, id)?.map(owned)),
                     || self.present.xattrs(node),
@@ -415,7 +415,7 @@ impl<'a> View<'a> {
                 self.unserved().check_served(node, Kind::File, id, epoch)?;
                 xattrs
             }
-            State::Live => at_rest(self.present, || self.present.xattrs(node))?,
+            TreeState::Live => at_rest(self.present, || self.present.xattrs(node))?,
         };
         xattrs.retain(|(name, _)| !is_own_xattr(name));
         Ok(xattrs)

@@ -48,7 +48,7 @@ struct Signals {
     /// Start of the pending call of the index.
     calling: Option<Instant>,
     /// Why the index is unusable.
-    trouble: Option<Trouble>,
+    trouble: Option<IndexFailure>,
 }
 
 impl Signals {
@@ -68,7 +68,7 @@ impl Signals {
 
 /// Why the index is unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct IndexFailure {
     pub(super) why: String,
     /// Only space was lacking; it may work again later.
     pub(super) full: bool,
@@ -76,14 +76,14 @@ pub(super) struct Trouble {
 
 /// Wakes and ends an idle thread that processes closed epochs.
 #[derive(Default)]
-pub struct Wake {
+pub struct IdleThread {
     signals: Mutex<Signals>,
     changed: Condvar,
     /// Starts the thread.
     starter: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
-impl Wake {
+impl IdleThread {
     /// Notifies the thread of a closed epoch.
     pub fn epoch_closed(&self) {
         self.signals.lock().epoch_closed = true;
@@ -131,7 +131,7 @@ impl Wake {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 tracing::error!("the index does not answer; it is left as it is");
-                signals.trouble.get_or_insert(Trouble {
+                signals.trouble.get_or_insert(IndexFailure {
                     why: "it does not answer".into(),
                     full: false,
                 });
@@ -159,7 +159,7 @@ impl Wake {
         let mut signals = self.signals.lock();
         if signals.trouble.is_none() {
             tracing::error!(why, full, "the index failed");
-            signals.trouble = Some(Trouble { why, full });
+            signals.trouble = Some(IndexFailure { why, full });
         }
     }
 
@@ -178,7 +178,7 @@ impl Wake {
     }
 
     /// Returns why the index is unusable, if so, and whether only for lack of space.
-    pub(super) fn trouble(&self, now: Instant) -> Option<Trouble> {
+    pub(super) fn trouble(&self, now: Instant) -> Option<IndexFailure> {
         let mut signals = self.signals.lock();
         if signals.trouble.is_some() {
             return signals.trouble.clone();
@@ -189,7 +189,7 @@ impl Wake {
         {
             let _ = sys::set_thread_normal(thread);
         }
-        (since > STUCK).then(|| Trouble {
+        (since > STUCK).then(|| IndexFailure {
             why: format!("it has not answered for {} s", since.as_secs()),
             full: false,
         })
@@ -287,8 +287,8 @@ impl Wake {
     }
 }
 
-/// Guard of [`Wake::hold`].
-pub struct Hold<'a>(&'a Wake);
+/// Guard of [`IdleThread::hold`].
+pub struct Hold<'a>(&'a IdleThread);
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
@@ -310,7 +310,7 @@ fn describe(error: &StoreError) -> String {
 
 /// Notifies waiters of the end of the thread, including a panic.
 struct Ended<'a> {
-    wake: &'a Wake,
+    wake: &'a IdleThread,
     /// The thread may be started again when work is pending.
     again: bool,
 }
@@ -329,16 +329,16 @@ impl Drop for Ended<'_> {
     }
 }
 
-impl Wake {
-    /// Starts the thread, which has work at once. `work` runs while [`Wake::wait`] returns `true`,
-    /// and returns whether it may be started again. `of` returns the `Wake` in `holder`.
+impl IdleThread {
+    /// Starts the thread, which has work at once. `work` runs while [`IdleThread::wait`] returns `true`,
+    /// and returns whether it may be started again. `of` returns the `IdleThread` in `holder`.
     ///
     /// # Errors
     /// Those of starting a thread.
     pub fn start<T: Send + Sync + 'static>(
         name: &'static str,
         holder: &Arc<T>,
-        of: fn(&T) -> &Wake,
+        of: fn(&T) -> &IdleThread,
         work: fn(&T) -> bool,
     ) -> std::io::Result<()> {
         let (wake, weak) = (of(holder), Arc::downgrade(holder));
@@ -356,7 +356,7 @@ impl Wake {
 fn run<T: Send + Sync + 'static>(
     name: &str,
     holder: &Arc<T>,
-    of: fn(&T) -> &Wake,
+    of: fn(&T) -> &IdleThread,
     work: fn(&T) -> bool,
 ) {
     let worker = Arc::clone(holder);

@@ -8,7 +8,7 @@ use super::attribution::OTHERS;
 use super::present::Trail;
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
-use crate::store::record::{NameTouch, Place, Process, ProcessNumber, Record, Touch, Undo};
+use crate::store::record::{NameTouch, Place, Process, ProcessChange, ProcessNumber, Record, Undo};
 use crate::sys::{Errno, SysResult};
 
 /// A process among the [`Writers`].
@@ -21,11 +21,11 @@ pub enum Writer {
 }
 
 /// A set of writers.
-pub type Set = BTreeSet<Writer>;
+pub type WriterSet = BTreeSet<Writer>;
 
 /// A process, with all its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct WriterProcess {
     /// Its properties at its first change.
     pub process: Process,
     /// Its names at its changes, the first one first.
@@ -37,11 +37,11 @@ pub struct Known {
 }
 
 #[derive(Debug)]
-struct NameWho {
+struct NameWriters {
     /// All writers.
-    all: Set,
+    all: WriterSet,
     /// The writers since it has its current target.
-    fresh: Set,
+    fresh: WriterSet,
     last: Writer,
     how: NameTouch,
 }
@@ -55,7 +55,7 @@ struct NodeTouch {
 }
 
 #[derive(Debug, Default)]
-struct NodeWho {
+struct NodeWriters {
     touches: Vec<NodeTouch>,
     /// How often its number was reused.
     generation: u32,
@@ -63,19 +63,19 @@ struct NodeWho {
 }
 
 /// Paths open for writing with their processes, and the number of further ones.
-pub type OpenOnes = (Vec<(Vec<u8>, Process)>, u64);
+pub type OpenForWriting = (Vec<(Vec<u8>, Process)>, u64);
 
 /// Writers in a range of the journal. See the module.
 #[derive(Debug, Default)]
 pub struct Writers {
     /// The processes.
-    pub processes: Vec<Known>,
+    pub processes: Vec<WriterProcess>,
     /// Index of each process, and its properties until its first change. A process recorded only as
     /// a parent has no name in the list.
     numbers: HashMap<ProcessNumber, (usize, Option<Process>)>,
     people: HashMap<(u32, u64), usize>,
-    names: HashMap<Slot, HashMap<Name, NameWho>>,
-    nodes: HashMap<Slot, NodeWho>,
+    names: HashMap<Slot, HashMap<Name, NameWriters>>,
+    nodes: HashMap<Slot, NodeWriters>,
     homes: HashMap<Slot, Place>,
 }
 
@@ -120,7 +120,7 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
-    pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<OpenOnes>> {
+    pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<OpenForWriting>> {
         let from = self.catalogue.address(id).ok_or(Errno::ENOENT)?;
         for frame in self.store().journal.scan(from, None) {
             match frame.map_err(fault)?.1 {
@@ -141,7 +141,7 @@ impl Writers {
             .entry((process.pid, process.start))
             .or_insert(self.processes.len());
         if at == self.processes.len() {
-            self.processes.push(Known {
+            self.processes.push(WriterProcess {
                 process: process.clone(),
                 names: Vec::new(),
                 cgroups: Vec::new(),
@@ -206,18 +206,18 @@ impl Writers {
         Writer::One(*at)
     }
 
-    fn touch(&mut self, touch: Touch, epoch: Epoch) {
+    fn touch(&mut self, touch: ProcessChange, epoch: Epoch) {
         match touch {
-            Touch::Name { by, dir, name, how } => {
+            ProcessChange::Name { by, dir, name, how } => {
                 let by = self.by(by);
                 let known = self
                     .names
                     .entry(dir)
                     .or_default()
                     .entry(name)
-                    .or_insert_with(|| NameWho {
-                        all: Set::new(),
-                        fresh: Set::new(),
+                    .or_insert_with(|| NameWriters {
+                        all: WriterSet::new(),
+                        fresh: WriterSet::new(),
                         last: by,
                         how,
                     });
@@ -228,17 +228,17 @@ impl Writers {
                 known.fresh.insert(by);
                 known.all.insert(by);
             }
-            Touch::Data { by, slot } => self.touch_node(slot, by, true, epoch),
-            Touch::Attr { by, slot } => self.touch_node(slot, by, false, epoch),
-            Touch::Made { by, slot } => {
+            ProcessChange::Data { by, slot } => self.touch_node(slot, by, true, epoch),
+            ProcessChange::Attr { by, slot } => self.touch_node(slot, by, false, epoch),
+            ProcessChange::Made { by, slot } => {
                 let by = self.by(by);
                 self.nodes.entry(slot).or_default().made = Some(by);
             }
-            Touch::Gone { slot } => {
+            ProcessChange::Gone { slot } => {
                 let node = self.nodes.entry(slot).or_default();
                 (node.generation, node.made) = (node.generation + 1, None);
             }
-            Touch::Left { by, slot } => {
+            ProcessChange::Left { by, slot } => {
                 let by = self.by(by);
                 self.void(slot, |touch| {
                     touch.data && touch.epoch == epoch && touch.by == by
@@ -334,14 +334,14 @@ impl Writers {
         None
     }
 
-    fn named(&self, dir: Slot, name: &Name) -> Option<&NameWho> {
+    fn named(&self, dir: Slot, name: &Name) -> Option<&NameWriters> {
         self.names.get(&dir).and_then(|names| names.get(name))
     }
 
     /// Returns the writers of an inode number, for its first or its last generation in this range.
-    fn node(&self, slot: Slot, last: bool) -> Set {
+    fn node(&self, slot: Slot, last: bool) -> WriterSet {
         let Some(node) = self.nodes.get(&slot) else {
-            return Set::new();
+            return WriterSet::new();
         };
         let life = if last { node.generation } else { 0 };
         let touches = node
@@ -354,8 +354,8 @@ impl Writers {
 
     /// Returns the writers of a path, by its trails in the older and the newer state. Empty if
     /// unknown.
-    pub fn of(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
-        let mut found = Set::new();
+    pub fn of(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> WriterSet {
+        let mut found = WriterSet::new();
         if let Some(old) = old {
             found.extend(self.node(old.slot, false));
             found.extend(self.by_name(old, |named| &named.all));
@@ -382,7 +382,7 @@ impl Writers {
 
     /// Returns all processes that changed the target of a name in this range, including changes
     /// reverted since. Without any, returns those of the nearest parent directory that has some.
-    pub fn ever(&self, trail: &Arc<Trail>) -> Set {
+    pub fn ever(&self, trail: &Arc<Trail>) -> WriterSet {
         let above = std::iter::successors(Some(trail), |at| at.up.as_ref());
         above
             .map(|at| self.by_name(at, |named| &named.all))
@@ -390,7 +390,11 @@ impl Writers {
             .unwrap_or_default()
     }
 
-    fn by_name<'a>(&'a self, trail: &Trail, pick: impl Fn(&'a NameWho) -> &'a Set) -> Set {
+    fn by_name<'a>(
+        &'a self,
+        trail: &Trail,
+        pick: impl Fn(&'a NameWriters) -> &'a WriterSet,
+    ) -> WriterSet {
         let named = trail
             .up
             .as_ref()
@@ -399,11 +403,11 @@ impl Writers {
     }
 
     /// Returns the writers of a path that only moved with a parent directory.
-    fn moved_along(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
+    fn moved_along(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> WriterSet {
         let (trail, came) = match (old, new) {
             (Some(old), None) => (old, false),
             (None, Some(new)) => (new, true),
-            _ => return Set::new(),
+            _ => return WriterSet::new(),
         };
         let mut at = trail.up.as_ref();
         while let Some(dir) = at {
@@ -413,6 +417,6 @@ impl Writers {
             }
             at = dir.up.as_ref();
         }
-        Set::new()
+        WriterSet::new()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::store::Store;
-use crate::store::baseline::{Baseline, Node};
+use crate::store::baseline::{Baseline, BaselineNode};
 use crate::store::ids::{Name, Slot};
 use crate::sys::lock::Mutex;
 
@@ -12,22 +12,22 @@ use crate::sys::lock::Mutex;
 const OPEN_TIME: Duration = Duration::from_secs(1);
 
 /// The last baseline. See the module.
-pub struct Written {
+pub struct BaselineCache {
     store: Arc<Store>,
     /// A leaf lock.
     open: Mutex<Option<(Instant, Option<Arc<Baseline>>)>>,
 }
 
-impl Written {
-    pub(super) fn new(store: Arc<Store>) -> Written {
-        Written {
+impl BaselineCache {
+    pub(super) fn new(store: Arc<Store>) -> BaselineCache {
+        BaselineCache {
             store,
             open: Mutex::default(),
         }
     }
 
     /// Returns the target of a name in a directory; `None` if unknown.
-    pub(super) fn at(&self, dir: Slot, name: &Name) -> Option<Node> {
+    pub(super) fn at(&self, dir: Slot, name: &Name) -> Option<BaselineNode> {
         let open = self.open.lock().clone();
         let found = match open.filter(|(since, _)| since.elapsed() <= OPEN_TIME) {
             Some((_, found)) => found,

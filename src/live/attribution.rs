@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::handles::Handle;
-use super::tables::{HotFiles, Tables};
-use crate::history::attribution::{Author, Numbered};
+use super::tables::{HotFiles, SharedTables};
+use crate::history::attribution::{Author, NumberedProcess};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::record::Process;
@@ -57,7 +57,7 @@ const PID_BITS: u32 = 24;
 
 /// Packs process ID and start time into one word, for the worker that takes over. Returns 0 if they
 /// do not fit.
-pub fn opener_word(by: &Numbered) -> u64 {
+pub fn opener_word(by: &NumberedProcess) -> u64 {
     let Process { pid, start, .. } = by.process;
     if u64::from(pid) < 1 << PID_BITS {
         u64::from(pid) | start << PID_BITS
@@ -67,18 +67,18 @@ pub fn opener_word(by: &Numbered) -> u64 {
 }
 
 /// Attributes requests to processes, and tracks the processes that have files open for writing.
-pub struct Writers {
+pub struct WriterTable {
     timeline: Arc<Timeline>,
     hot: Arc<HotFiles>,
     /// Processes of recently seen threads. A leaf.
-    threads: Mutex<HashMap<Thread, (Arc<Numbered>, Instant)>>,
+    threads: Mutex<HashMap<Thread, (Arc<NumberedProcess>, Instant)>>,
     /// Handles open for writing, by number. A leaf.
-    open: Mutex<HashMap<u64, (Slot, Arc<Numbered>)>>,
+    open: Mutex<HashMap<u64, (Slot, Arc<NumberedProcess>)>>,
 }
 
-impl Writers {
-    pub(super) fn new(tables: &Tables) -> Arc<Writers> {
-        Arc::new(Writers {
+impl WriterTable {
+    pub(super) fn new(tables: &SharedTables) -> Arc<WriterTable> {
+        Arc::new(WriterTable {
             timeline: Arc::clone(&tables.timeline),
             hot: Arc::clone(&tables.hot),
             threads: Mutex::default(),
@@ -88,7 +88,7 @@ impl Writers {
 
     /// Returns the process that an [`opener_word`] identifies, with its name if it is running.
     /// Returns `None` if the word contains no process ID.
-    pub fn opener(&self, word: u64) -> Option<Arc<Numbered>> {
+    pub fn opener(&self, word: u64) -> Option<Arc<NumberedProcess>> {
         let pid = u32::try_from(word & ((1 << PID_BITS) - 1))
             .ok()
             .filter(|pid| *pid != 0)?;
@@ -109,12 +109,12 @@ impl Writers {
     }
 
     /// Creates a change on behalf of the process of this thread.
-    pub fn change_by(&self, thread: u32, uid: u32) -> Change {
-        Change::by(Some(self.caller(thread, uid)))
+    pub fn change_by(&self, thread: u32, uid: u32) -> ChangeCtx {
+        ChangeCtx::by(Some(self.caller(thread, uid)))
     }
 
     /// Returns the process of a thread that waits for a reply.
-    pub fn caller(&self, thread: u32, uid: u32) -> Arc<Numbered> {
+    pub fn caller(&self, thread: u32, uid: u32) -> Arc<NumberedProcess> {
         let now = Instant::now();
         let mut threads = self.threads.lock();
         if let Some((known, at)) = threads.get(&(thread, uid))
@@ -165,10 +165,13 @@ impl Writers {
 
     /// Returns up to `limit` pairs of a file open or mapped for writing and its process, and the
     /// number of further ones.
-    pub(super) fn open_for_writing(&self, limit: usize) -> (Vec<(Slot, Arc<Numbered>)>, u64) {
-        let mut found: Vec<(Slot, Arc<Numbered>)> = Vec::new();
+    pub(super) fn open_for_writing(
+        &self,
+        limit: usize,
+    ) -> (Vec<(Slot, Arc<NumberedProcess>)>, u64) {
+        let mut found: Vec<(Slot, Arc<NumberedProcess>)> = Vec::new();
         let mut more = 0;
-        let mut add = |slot: Slot, by: &Arc<Numbered>| {
+        let mut add = |slot: Slot, by: &Arc<NumberedProcess>| {
             if found.len() >= limit {
                 more += 1;
             } else if !found
@@ -192,7 +195,7 @@ impl Writers {
     /// Attributes the writeback of mapped pages. The process is unknown, so all that have the file
     /// open for writing count.
     pub(super) fn touch_by_mappers(&self, slot: Slot) {
-        let mut mappers: Vec<Arc<Numbered>> = Vec::new();
+        let mut mappers: Vec<Arc<NumberedProcess>> = Vec::new();
         for (of, by) in self.open.lock().values() {
             if *of == slot && !mappers.contains(by) {
                 mappers.push(Arc::clone(by));

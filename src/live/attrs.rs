@@ -4,23 +4,27 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
-use super::inodes::{At, target_of_fd};
+use super::inodes::{NodeRef, target_of_fd};
 use super::lent::{ALL, CONTENT, lending, lent};
-use super::past::{Busy, Captures, Durability, Inodes, Past};
-use super::tables::{Calls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
+use super::past::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
+use super::tables::{
+    BlockingCalls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, SharedTables,
+};
 use super::xattrs::{check_room, set_xattrs};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Key, Undo};
-use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode, Xattrs};
+use crate::sys::{
+    self, Errno, Kind, Open, RequesterIds, SetTime, Stat, SysResult, XattrMode, Xattrs,
+};
 
 /// Attributes to change; `None` leaves one unchanged.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NewAttrs {
+pub struct AttrChange {
     /// Permission bits.
     pub mode: Option<u32>,
     /// Owner.
@@ -34,10 +38,10 @@ pub struct NewAttrs {
     /// Modification time.
     pub mtime: Option<SetTime>,
     /// Credentials of the caller; `None` for the daemon itself.
-    pub asker: Option<Asker>,
+    pub asker: Option<RequesterIds>,
 }
 
-impl NewAttrs {
+impl AttrChange {
     /// Returns whether the request changes no attribute. The kernel sends such a request before a
     /// write to a file with set-id bits by a user who may not keep them. The daemon must then clear
     /// them (`__remove_privs` in fs/inode.c, `fuse_setattr` in fs/fuse/dir.c). A chown(2) without
@@ -45,7 +49,7 @@ impl NewAttrs {
     fn is_of_nothing(&self) -> bool {
         matches!(
             self,
-            NewAttrs {
+            AttrChange {
                 mode: None,
                 uid: None,
                 gid: None,
@@ -62,7 +66,7 @@ impl NewAttrs {
 /// are cleared.
 fn act_on_set_id<T>(
     fd: &OwnedFd,
-    asker: Option<Asker>,
+    asker: Option<RequesterIds>,
     act: impl FnOnce() -> SysResult<T>,
 ) -> SysResult<T> {
     if sys::stat_fd(fd)?.mode & SET_ID != 0 {
@@ -81,17 +85,21 @@ pub struct Attrs {
     dirs: Arc<Dirs>,
     hot: Arc<HotFiles>,
     handles: Arc<Handles>,
-    calls: Arc<Calls>,
+    calls: Arc<BlockingCalls>,
     passthrough: Arc<Passthrough>,
     inodes: Arc<Inodes>,
     durability: Arc<Durability>,
     captures: Arc<Captures>,
-    busy: Arc<Busy>,
+    busy: Arc<LockWaits>,
     copies: Arc<CopyUp>,
 }
 
 impl Attrs {
-    pub(super) fn new(tables: &Tables, past: &Past, copies: &Arc<CopyUp>) -> Arc<Attrs> {
+    pub(super) fn new(
+        tables: &SharedTables,
+        past: &CaptureCtx,
+        copies: &Arc<CopyUp>,
+    ) -> Arc<Attrs> {
         Arc::new(Attrs {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
@@ -118,10 +126,10 @@ impl Attrs {
     /// nothing changed then.
     pub fn set_attr<'a>(
         &self,
-        change: &Change,
-        at: impl Into<At<'a>>,
+        change: &ChangeCtx,
+        at: impl Into<NodeRef<'a>>,
         file: Option<&File>,
-        new: &NewAttrs,
+        new: &AttrChange,
     ) -> SysResult<Stat> {
         let at = at.into();
         self.copies.own(at)?;
@@ -141,10 +149,10 @@ impl Attrs {
     /// As [`Attrs::set_attr`]; the caller holds the locks.
     fn set_attr_in(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         file: Option<&File>,
-        new: &NewAttrs,
+        new: &AttrChange,
     ) -> SysResult<Stat> {
         let fd = match self.inodes.fd(at) {
             Ok(fd) => fd,
@@ -188,16 +196,16 @@ impl Attrs {
         })
     }
 
-    /// Clears the set-id bits that `asker` may not keep: see [`NewAttrs::is_of_nothing`].
+    /// Clears the set-id bits that `asker` may not keep: see [`AttrChange::is_of_nothing`].
     ///
     /// # Errors
     /// EPERM if `asker` is not root or the owner and the file is not open for writing.
     fn clear_set_id(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         fd: &OwnedFd,
-        asker: Option<Asker>,
+        asker: Option<RequesterIds>,
     ) -> SysResult<()> {
         let (stat, Some(asker)) = (sys::stat_fd(fd)?, asker) else {
             return Ok(());
@@ -220,7 +228,7 @@ impl Attrs {
     }
 
     /// Records the author of a change of attributes or size.
-    fn touch_by_change(&self, change: &Change, slot: Slot, new: &NewAttrs) {
+    fn touch_by_change(&self, change: &ChangeCtx, slot: Slot, new: &AttrChange) {
         if self.nodes.is_dead(slot) {
             return;
         }
@@ -235,8 +243,8 @@ impl Attrs {
     /// may affect them: chmod changes the ACL, chown and write remove file capabilities.
     fn keep_inode(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         fd: &OwnedFd,
         xattrs_too: bool,
     ) -> SysResult<()> {
@@ -274,12 +282,12 @@ impl Attrs {
     #[allow(clippy::too_many_arguments)]
     fn resize(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         fd: &OwnedFd,
         file: Option<&File>,
         size: u64,
-        asker: Option<Asker>,
+        asker: Option<RequesterIds>,
     ) -> SysResult<()> {
         let opened;
         let file = match file {
@@ -310,12 +318,12 @@ impl Attrs {
     /// the record failed; nothing changed then.
     pub fn set_xattr<'a>(
         &self,
-        change: &Change,
-        at: impl Into<At<'a>>,
+        change: &ChangeCtx,
+        at: impl Into<NodeRef<'a>>,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
-        asker: Option<Asker>,
+        asker: Option<RequesterIds>,
     ) -> SysResult<()> {
         self.change_xattrs(change, at.into(), |fd| {
             check_room(fd, name, value)?;
@@ -336,8 +344,8 @@ impl Attrs {
     /// Those of removexattr(2). ENOSPC or EIO if the record failed; nothing changed then.
     pub fn remove_xattr<'a>(
         &self,
-        change: &Change,
-        at: impl Into<At<'a>>,
+        change: &ChangeCtx,
+        at: impl Into<NodeRef<'a>>,
         name: &[u8],
     ) -> SysResult<()> {
         self.change_xattrs(change, at.into(), |fd| sys::removexattr(fd, name))
@@ -345,8 +353,8 @@ impl Attrs {
 
     fn change_xattrs(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         act: impl Fn(&OwnedFd) -> SysResult<()>,
     ) -> SysResult<()> {
         self.copies.own(at)?;
@@ -356,8 +364,8 @@ impl Attrs {
 
     fn change_xattrs_now(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         act: impl Fn(&OwnedFd) -> SysResult<()>,
     ) -> SysResult<()> {
         let _changing = self.locks.enter();
@@ -376,7 +384,7 @@ impl Attrs {
         act(&fd)
     }
 
-    fn record_xattrs(&self, change: &Change, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
+    fn record_xattrs(&self, change: &ChangeCtx, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
         let mut undo = Vec::new();
         self.captures.keep_xattrs(slot, fd, &mut undo)?;
         self.timeline
@@ -388,7 +396,7 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of getxattr(2).
-    pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
+    pub fn get_xattr<'a>(&self, at: impl Into<NodeRef<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
         let at = at.into();
         if let Some(xattrs) = self.inodes.base().xattrs_of_base(at)? {
             let found = xattrs.into_iter().find(|(known, _)| known == name);
@@ -404,7 +412,7 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of listxattr(2).
-    pub fn list_xattrs<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<Vec<u8>>> {
+    pub fn list_xattrs<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<Vec<Vec<u8>>> {
         let at = at.into();
         match self.inodes.base().xattrs_of_base(at)? {
             Some(xattrs) => Ok(xattrs.into_iter().map(|(name, _)| name).collect()),
@@ -414,7 +422,12 @@ impl Attrs {
 
     /// Replaces the extended attributes of an inode by `wanted`. Returns whether they differed. The
     /// caller holds the locks.
-    fn replace_xattrs_in(&self, change: &Change, at: At<'_>, wanted: &Xattrs) -> SysResult<bool> {
+    fn replace_xattrs_in(
+        &self,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
+        wanted: &Xattrs,
+    ) -> SysResult<bool> {
         let fd = self.inodes.fd(at)?;
         let mut now = sys::all_xattrs(&fd)?;
         // Internal attributes are not part of either set and remain.
@@ -440,8 +453,8 @@ impl Attrs {
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
     pub fn apply_attrs_in(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         wanted: &AttrState,
         xattrs: &Xattrs,
         times: bool,
@@ -491,7 +504,7 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of chmod(2).
-    pub fn lend_in(&self, change: &Change, at: At<'_>) -> SysResult<Option<u32>> {
+    pub fn lend_in(&self, change: &ChangeCtx, at: NodeRef<'_>) -> SysResult<Option<u32>> {
         if sys::own_user() == 0 || at.slot == Slot::STAGING {
             return Ok(None);
         }
@@ -508,7 +521,7 @@ impl Attrs {
     }
 
     /// Resets the mode of an inode, if it still exists.
-    pub fn give_back_in(&self, at: At<'_>, mode: u32) {
+    pub fn give_back_in(&self, at: NodeRef<'_>, mode: u32) {
         let given = self.inodes.fd(at).and_then(|fd| sys::chmod_fd(fd, mode));
         tracing::debug!(slot = at.slot.0, ?given, "an inode has its mode again");
     }
@@ -517,7 +530,7 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of utimensat(2).
-    pub fn renew_in(&self, change: &Change, at: At<'_>) -> SysResult<()> {
+    pub fn renew_in(&self, change: &ChangeCtx, at: NodeRef<'_>) -> SysResult<()> {
         self.copies.own_in(at)?;
         let fd = self.inodes.fd(at)?;
         let stat = sys::stat_fd(&fd)?;
@@ -536,8 +549,8 @@ impl Attrs {
     /// Those of open(2), write(2), ftruncate(2).
     pub fn rewrite_in(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         source: Option<&File>,
         size: u64,
     ) -> SysResult<()> {

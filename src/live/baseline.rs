@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 
 use super::attrs::Attrs;
 use super::inodes::{names_of, place};
-use super::kept::{Keep, Keeper, Kept};
+use super::kept::{ContentSaver, SavePolicy, SavedContent};
 use super::nodes::{generation_of, is_same};
-use super::past::{Inodes, Past};
-use super::tables::{NodeTable, Tables};
+use super::past::{CaptureCtx, Inodes};
+use super::tables::{NodeTable, SharedTables};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::history::unserved::has_same_content;
 use crate::store::Address;
-use crate::store::baseline::{Baseline, Node, ROOT, Writer};
+use crate::store::baseline::{Baseline, BaselineNode, BaselineWriter, ROOT};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{DataState, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
@@ -41,19 +41,19 @@ use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
 const WRITE_MAX: Duration = Duration::from_secs(15);
 
 /// A directory to be listed.
-struct Open {
+struct PendingDir {
     number: u64,
     trail: Arc<Trail>,
     was: Stat,
 }
 
 /// Parameters of a walk.
-pub(super) struct Walk<'a> {
+pub(super) struct WalkParams<'a> {
     /// End of the journal. `None` while the tree is served: concurrent changes are then left to the
     /// next update of the baseline.
     pub(super) end: Option<Address>,
     /// Saves content during the walk.
-    pub(super) keeper: Option<&'a Keeper<'a>>,
+    pub(super) keeper: Option<&'a ContentSaver<'a>>,
     /// Updates ctimes that are in the future.
     pub(super) settles: bool,
     /// Called before each directory; `false` ends the walk.
@@ -61,22 +61,22 @@ pub(super) struct Walk<'a> {
 }
 
 /// Writes the baseline, and records differences from it.
-pub struct Baselines {
+pub struct BaselineUpdate {
     timeline: Arc<Timeline>,
     nodes: Arc<NodeTable>,
     inodes: Arc<Inodes>,
-    kept: Arc<Kept>,
+    kept: Arc<SavedContent>,
     attrs: Arc<Attrs>,
 }
 
-impl Baselines {
+impl BaselineUpdate {
     pub(super) fn new(
-        tables: &Tables,
-        past: &Past,
-        kept: &Arc<Kept>,
+        tables: &SharedTables,
+        past: &CaptureCtx,
+        kept: &Arc<SavedContent>,
         attrs: &Arc<Attrs>,
-    ) -> Arc<Baselines> {
-        Arc::new(Baselines {
+    ) -> Arc<BaselineUpdate> {
+        Arc::new(BaselineUpdate {
             timeline: Arc::clone(&tables.timeline),
             nodes: Arc::clone(&tables.nodes),
             inodes: Arc::clone(&past.inodes),
@@ -94,7 +94,7 @@ impl Baselines {
     /// # Errors
     /// EBUSY: the tree was changed concurrently; ETIMEDOUT: it is very large; ENOSPC, EIO. No
     /// baseline exists after an error.
-    pub fn write(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
+    pub fn write(&self, keep: SavePolicy, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
             self.timeline.baseline.distrust_baseline();
@@ -113,7 +113,7 @@ impl Baselines {
         self.inodes.base().through().is_some()
     }
 
-    fn write_or_advance(&self, keep: Keep, all: bool) -> SysResult<u64> {
+    fn write_or_advance(&self, keep: SavePolicy, all: bool) -> SysResult<u64> {
         let store = self.timeline.store();
         // A tree without checkpoints needs no history. A branch has few own inodes, and their
         // ctimes show whether they were changed.
@@ -129,7 +129,7 @@ impl Baselines {
         }
         let (began, most) = (Instant::now(), WRITE_MAX.saturating_add(keep.time()));
         let mut go_on = || began.elapsed() <= most;
-        self.walk_baseline(Walk {
+        self.walk_baseline(WalkParams {
             end: Some(end),
             keeper: keeper.as_ref(),
             settles: false,
@@ -140,14 +140,14 @@ impl Baselines {
             baseline.changes.set_gone(&gone);
             baseline.write_changes(&store.layout, Some(end))?;
         }
-        keeper.map_or(Ok(0), Keeper::finish)
+        keeper.map_or(Ok(0), ContentSaver::finish)
     }
 
     /// Writes the baseline by a walk over the whole tree.
     ///
     /// # Errors
-    /// As [`Baselines::write`].
-    pub(super) fn walk_baseline(&self, walk: Walk<'_>) -> SysResult<()> {
+    /// As [`BaselineUpdate::write`].
+    pub(super) fn walk_baseline(&self, walk: WalkParams<'_>) -> SysResult<()> {
         if !self.timeline.baseline.begin_baseline() {
             return Err(Errno::ENODATA);
         }
@@ -158,13 +158,13 @@ impl Baselines {
         walked
     }
 
-    fn walk(&self, walk: Walk<'_>) -> SysResult<()> {
-        let Walk { end, keeper, .. } = walk;
-        let mut writer = Writer::new(&self.timeline.store().layout, end)?;
+    fn walk(&self, walk: WalkParams<'_>) -> SysResult<()> {
+        let WalkParams { end, keeper, .. } = walk;
+        let mut writer = BaselineWriter::new(&self.timeline.store().layout, end)?;
         let root = self.inodes.root_node()?;
         self.settle(walk.settles, Trail::root, &root.attr.stat);
         writer.add(0, b"", &root)?;
-        let mut open = VecDeque::from([Open {
+        let mut open = VecDeque::from([PendingDir {
             number: ROOT,
             trail: Trail::root(),
             was: root.attr.stat,
@@ -177,7 +177,7 @@ impl Baselines {
         };
         unmet.remove(&Slot::ROOT);
         let (mut last, mut above) = (ROOT, None);
-        while let Some(Open { number, trail, was }) = open.pop_front() {
+        while let Some(PendingDir { number, trail, was }) = open.pop_front() {
             if !(walk.go_on)() {
                 return Err(Errno::ETIMEDOUT);
             }
@@ -204,7 +204,7 @@ impl Baselines {
                 if node.child.kind == Kind::Dir {
                     last += 1;
                     node.number = last;
-                    open.push_back(Open {
+                    open.push_back(PendingDir {
                         number: last,
                         trail: trail.step(&name, node.child.slot),
                         was: node.attr.stat,
@@ -240,7 +240,7 @@ impl Baselines {
         begin: &mut dyn FnMut() -> SysResult<()>,
     ) -> SysResult<()> {
         let root = baseline.root()?;
-        let mut compared = Compared {
+        let mut compared = BaselineDiff {
             baselines: self,
             baseline,
             begin,
@@ -251,7 +251,7 @@ impl Baselines {
             told: HashSet::new(),
             as_is: HashSet::new(),
         };
-        compared.open.push(Directory {
+        compared.open.push(ComparedDir {
             now: Trail::root(),
             was: Trail::root(),
             node: root,
@@ -261,24 +261,24 @@ impl Baselines {
 }
 
 /// A directory that still exists.
-struct Directory {
+struct ComparedDir {
     /// Its current path.
     now: Arc<Trail>,
     /// Its path in the baseline.
     was: Arc<Trail>,
     /// Its state in the baseline.
-    node: Node,
+    node: BaselineNode,
 }
 
-struct Compared<'a> {
-    baselines: &'a Baselines,
+struct BaselineDiff<'a> {
+    baselines: &'a BaselineUpdate,
     baseline: &'a Baseline,
     /// Called before each record.
     begin: &'a mut dyn FnMut() -> SysResult<()>,
     /// Directories not yet compared.
-    open: Vec<Directory>,
+    open: Vec<ComparedDir>,
     /// Inodes no longer at their place, with their old state and path.
-    away: HashMap<Slot, (Node, Arc<Trail>)>,
+    away: HashMap<Slot, (BaselineNode, Arc<Trail>)>,
     /// Inodes at new names: directory, name and attributes.
     new: HashMap<Slot, (Arc<Trail>, Name, Stat)>,
     /// New directories not yet listed.
@@ -290,7 +290,7 @@ struct Compared<'a> {
 }
 
 /// Returns whether this is the inode of the baseline.
-fn is_it(baselines: &Baselines, stat: &Stat, node: &Node) -> bool {
+fn is_it(baselines: &BaselineUpdate, stat: &Stat, node: &BaselineNode) -> bool {
     let was = &node.attr.stat;
     baselines.inodes.slot_of(stat) == Ok(node.child.slot)
         && stat.kind == was.kind
@@ -301,7 +301,7 @@ fn place_of(trail: &Trail) -> Option<Place> {
     trail.up.as_ref().map(|up| place(up.slot, &trail.name))
 }
 
-impl Compared<'_> {
+impl BaselineDiff<'_> {
     fn all(&mut self) -> SysResult<()> {
         loop {
             while let Some(directory) = self.open.pop() {
@@ -318,8 +318,8 @@ impl Compared<'_> {
     }
 
     /// Compares a directory and the inodes at its names.
-    fn compare(&mut self, directory: &Directory) -> SysResult<()> {
-        let Directory { now, was, node } = directory;
+    fn compare(&mut self, directory: &ComparedDir) -> SysResult<()> {
+        let ComparedDir { now, was, node } = directory;
         let fd = self.baselines.inodes.dir(now)?;
         let stat = sys::stat_fd(&fd)?;
         let names = self.baseline.names(node)?;
@@ -383,11 +383,11 @@ impl Compared<'_> {
         stat: &Stat,
         (now, was): (&Arc<Trail>, &Arc<Trail>),
         name: &Name,
-        node: Node,
+        node: BaselineNode,
     ) -> SysResult<()> {
         let slot = node.child.slot;
         if node.child.kind == Kind::Dir {
-            self.open.push(Directory {
+            self.open.push(ComparedDir {
                 now: now.step(name, slot),
                 was: was.step(name, slot),
                 node,
@@ -431,7 +431,7 @@ impl Compared<'_> {
 
     /// Records the inodes found at another place. Returns `false` if no inode was.
     fn find_moved(&mut self) -> SysResult<bool> {
-        let is_there = |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| {
+        let is_there = |(slot, (node, _)): (&Slot, &(BaselineNode, Arc<Trail>))| {
             self.new
                 .get(slot)
                 .is_some_and(|(_, _, stat)| is_it(self.baselines, stat, node))
@@ -451,7 +451,7 @@ impl Compared<'_> {
             self.note_content(&stat, &node);
             self.record(&node, &was, Vec::new(), Some(place(dir.slot, &name)))?;
             if node.child.kind == Kind::Dir {
-                self.open.push(Directory {
+                self.open.push(ComparedDir {
                     now: dir.step(&name, *slot),
                     was,
                     node,
@@ -510,7 +510,7 @@ impl Compared<'_> {
     }
 
     /// Records that a file exists with unchanged content.
-    fn note_content(&mut self, stat: &Stat, node: &Node) {
+    fn note_content(&mut self, stat: &Stat, node: &BaselineNode) {
         if has_same_content(&node.attr.stat, stat) {
             self.as_is.insert(node.child.slot);
         }
@@ -521,7 +521,7 @@ impl Compared<'_> {
     /// differ.
     fn record(
         &mut self,
-        node: &Node,
+        node: &BaselineNode,
         was: &Arc<Trail>,
         names: Vec<Undo>,
         now: Option<Place>,
@@ -566,7 +566,7 @@ impl Compared<'_> {
     }
 
     /// Returns the state of a file's content: with an object if a clone was kept, without otherwise.
-    fn content(&self, node: &Node) -> DataState {
+    fn content(&self, node: &BaselineNode) -> DataState {
         let data = |object| DataState {
             object,
             size: node.attr.stat.size,

@@ -13,7 +13,7 @@
 //!   not change, because a writer must capture it first. The file was not open for writing, so the
 //!   capture is still valid when the locks are acquired again. Large files are captured in the same
 //!   way, because copying or writeback takes long.
-//! - **A change** is preceded by a probe ([`Busy::probe`]): a call on another thread that acquires
+//! - **A change** is preceded by a probe ([`LockWaits::probe`]): a call on another thread that acquires
 //!   the inode lock and changes nothing. After [`WAIT_MAX`] the change fails with EBUSY and has no
 //!   effect.
 //! - **The cut**, in which all files must represent one instant, also runs on another thread. It is
@@ -29,12 +29,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::calls::{Claim, WAIT_MAX};
+use super::calls::{FileClaim, WAIT_MAX};
 use super::capture::Captures;
-use super::change::{Change, Want};
-use super::inodes::{At, Inodes};
+use super::change::{ChangeCtx, PendingWork};
+use super::inodes::{Inodes, NodeRef};
 use super::locks::Freeze;
-use super::tables::{Calls, Locks, NodeTable, Tables};
+use super::tables::{BlockingCalls, Locks, NodeTable, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;
@@ -51,22 +51,22 @@ const FREEZE_LOCK_TRIES: u32 = 12;
 const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
 
 /// Ensures that no thread waits for another user's process while it holds a lock. See the module.
-pub struct Busy {
+pub struct LockWaits {
     timeline: Arc<Timeline>,
     locks: Arc<Locks>,
     nodes: Arc<NodeTable>,
-    calls: Arc<Calls>,
+    calls: Arc<BlockingCalls>,
     inodes: Arc<Inodes>,
     captures: Arc<Captures>,
 }
 
-impl Busy {
+impl LockWaits {
     pub(super) fn new(
-        tables: &Tables,
+        tables: &SharedTables,
         inodes: &Arc<Inodes>,
         captures: &Arc<Captures>,
-    ) -> Arc<Busy> {
-        Arc::new(Busy {
+    ) -> Arc<LockWaits> {
+        Arc::new(LockWaits {
             timeline: Arc::clone(&tables.timeline),
             locks: Arc::clone(&tables.locks),
             nodes: Arc::clone(&tables.nodes),
@@ -80,18 +80,18 @@ impl Busy {
     /// and retries. A failed attempt must have no effect.
     pub(super) fn patiently<T>(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         mut attempt: impl FnMut() -> SysResult<T>,
     ) -> SysResult<T> {
         change.begin();
         loop {
             match attempt() {
                 Err(Errno::LATER) => match change.take_want() {
-                    Some(Want::Capture(slot, provisional)) => {
+                    Some(PendingWork::Capture(slot, provisional)) => {
                         wait::aside(|| self.capture_apart(change, slot, provisional))?
                     }
-                    Some(Want::Probe(slot, true)) if self.nodes.is_closed_soon(slot) => {}
-                    Some(Want::Probe(slot, _)) => {
+                    Some(PendingWork::Probe(slot, true)) if self.nodes.is_closed_soon(slot) => {}
+                    Some(PendingWork::Probe(slot, _)) => {
                         wait::aside(|| self.probe(slot))?;
                         change.note_probed(slot);
                     }
@@ -106,7 +106,7 @@ impl Busy {
     /// without locks. The caller holds the freeze lock and the file's stripe.
     pub(super) fn capture_first(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         provisional: bool,
         stat: impl FnOnce() -> SysResult<Stat>,
@@ -118,13 +118,13 @@ impl Busy {
             return Ok(());
         }
         if self.calls.is_claimed(slot) {
-            return Err(change.wants(Want::Capture(slot, provisional)));
+            return Err(change.wants(PendingWork::Capture(slot, provisional)));
         }
         let stat = stat()?;
         let apart = self.nodes.may_wait(slot) || stat.size > CAPTURED_AT_ONCE_MAX;
         let place = || self.inodes.likeliest_place(slot);
         if apart && !self.captures.is_unseen(slot, &stat, place) {
-            Err(change.wants(Want::Capture(slot, provisional)))
+            Err(change.wants(PendingWork::Capture(slot, provisional)))
         } else {
             Ok(())
         }
@@ -132,24 +132,24 @@ impl Busy {
 
     /// Called before a system call that needs the inode lock. Returns LATER if the lock must first
     /// be probed. The caller holds the locks that [`NodeTable::may_wait`] requires.
-    pub(super) fn probe_first(&self, change: &Change, slot: Slot) -> SysResult<()> {
+    pub(super) fn probe_first(&self, change: &ChangeCtx, slot: Slot) -> SysResult<()> {
         self.probed(change, slot, false)
     }
 
-    /// As [`Busy::probe_first`], for a change of names, which usually follows the close of the
+    /// As [`LockWaits::probe_first`], for a change of names, which usually follows the close of the
     /// file. A change of attributes usually happens while the file is open.
-    pub(super) fn probe_first_for_name(&self, change: &Change, slot: Slot) -> SysResult<()> {
+    pub(super) fn probe_first_for_name(&self, change: &ChangeCtx, slot: Slot) -> SysResult<()> {
         self.probed(change, slot, true)
     }
 
-    fn probed(&self, change: &Change, slot: Slot, closes: bool) -> SysResult<()> {
+    fn probed(&self, change: &ChangeCtx, slot: Slot, closes: bool) -> SysResult<()> {
         if self.locks.is_frozen() {
             return self.probe_frozen(slot);
         }
         if !self.nodes.may_wait_for_reader(slot) || change.has_probed(slot) {
             Ok(())
         } else {
-            Err(change.wants(Want::Probe(slot, closes)))
+            Err(change.wants(PendingWork::Probe(slot, closes)))
         }
     }
 
@@ -159,7 +159,7 @@ impl Busy {
     /// # Errors
     /// EBUSY.
     pub fn await_free(&self, slot: Slot) -> SysResult<()> {
-        let change = &Change::default();
+        let change = &ChangeCtx::default();
         self.patiently(change, || {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
@@ -171,7 +171,7 @@ impl Busy {
     fn probe(&self, slot: Slot) -> SysResult<()> {
         let claim = self.calls.await_claim(slot, Some(WAIT_MAX))?;
         // If the inode is gone, the change itself fails.
-        let Ok(fd) = self.inodes.fd(At::from(slot)) else {
+        let Ok(fd) = self.inodes.fd(NodeRef::from(slot)) else {
             return Ok(());
         };
         self.probe_fd(claim, &fd)
@@ -179,7 +179,7 @@ impl Busy {
     }
 
     /// Removing a nonexistent extended attribute acquires the inode lock and changes nothing.
-    fn probe_fd(&self, claim: Claim, fd: &Arc<OwnedFd>) -> SysResult<()> {
+    fn probe_fd(&self, claim: FileClaim, fd: &Arc<OwnedFd>) -> SysResult<()> {
         let (fd, began, call) = (Arc::clone(fd), Instant::now(), claim.call());
         let take_lock = move || {
             let _ = sys::removexattr(&fd, b"user.ckptfs.none");
@@ -192,7 +192,7 @@ impl Busy {
 
     /// Captures the content of a file as [`Captures::capture`] does, but without a lock during the
     /// copy.
-    fn capture_apart(&self, change: &Change, slot: Slot, provisional: bool) -> SysResult<()> {
+    fn capture_apart(&self, change: &ChangeCtx, slot: Slot, provisional: bool) -> SysResult<()> {
         loop {
             let claim = self.calls.await_claim(slot, None)?;
             let file = {
@@ -239,7 +239,7 @@ impl Busy {
     /// locks and the claim.
     fn record_apart(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         file: &File,
         object: Option<ObjectId>,
@@ -264,7 +264,7 @@ impl Busy {
         recorded
     }
 
-    /// As [`Busy::await_free`], for a caller that holds the freeze lock for writing.
+    /// As [`LockWaits::await_free`], for a caller that holds the freeze lock for writing.
     ///
     /// # Errors
     /// EBUSY.

@@ -27,8 +27,8 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Claimed files and running calls. The mutexes are leaves.
 #[derive(Default)]
-pub struct Calls {
-    calls: Mutex<HashMap<Slot, Arc<Call>>>,
+pub struct BlockingCalls {
+    calls: Mutex<HashMap<Slot, Arc<BlockingCall>>>,
     ended: Condvar,
     count: AtomicUsize,
     idle: Mutex<Vec<Sender<Job>>>,
@@ -38,9 +38,9 @@ pub struct Calls {
 }
 
 #[derive(Default)]
-pub(super) struct Call {
+pub(super) struct BlockingCall {
     given_up: AtomicBool,
-    /// A [`Pace`] decides when to abandon the call: while it makes progress, others wait for it.
+    /// A [`StallWatch`] decides when to abandon the call: while it makes progress, others wait for it.
     paced: AtomicBool,
     /// A holder of the freeze lock changed the content of the file, so a concurrent capture is
     /// invalid.
@@ -48,22 +48,22 @@ pub(super) struct Call {
 }
 
 /// A claim on a file; dropping it releases the file.
-pub(super) struct Claim {
-    calls: Weak<Calls>,
+pub(super) struct FileClaim {
+    calls: Weak<BlockingCalls>,
     slot: Slot,
-    call: Arc<Call>,
+    call: Arc<BlockingCall>,
 }
 
-impl Call {
+impl BlockingCall {
     /// Marks the call as abandoned.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::SeqCst);
     }
 }
 
-impl Claim {
+impl FileClaim {
     /// Returns the call of this claim.
-    pub(super) fn call(&self) -> Arc<Call> {
+    pub(super) fn call(&self) -> Arc<BlockingCall> {
         Arc::clone(&self.call)
     }
 
@@ -72,14 +72,14 @@ impl Claim {
         self.call.void.load(Ordering::SeqCst)
     }
 
-    /// Marks the claim as a step of a [`Pace`].
-    pub(super) fn paced(self) -> Claim {
+    /// Marks the claim as a step of a [`StallWatch`].
+    pub(super) fn paced(self) -> FileClaim {
         self.call.paced.store(true, Ordering::SeqCst);
         self
     }
 }
 
-impl Drop for Claim {
+impl Drop for FileClaim {
     fn drop(&mut self) {
         let Some(calls) = self.calls.upgrade() else {
             return;
@@ -91,22 +91,22 @@ impl Drop for Claim {
 }
 
 /// State shared by a waiting thread and its worker thread.
-struct Shared<T> {
+struct ThreadResult<T> {
     value: Option<T>,
     given_up: bool,
 }
 
-impl Calls {
+impl BlockingCalls {
     /// Claims a file. Returns `None` if it is claimed already.
-    pub(super) fn claim(self: &Arc<Calls>, slot: Slot) -> Option<Claim> {
+    pub(super) fn claim(self: &Arc<BlockingCalls>, slot: Slot) -> Option<FileClaim> {
         let mut calls = self.calls.lock();
         if calls.contains_key(&slot) {
             return None;
         }
-        let call = Arc::new(Call::default());
+        let call = Arc::new(BlockingCall::default());
         calls.insert(slot, Arc::clone(&call));
         self.count.fetch_add(1, Ordering::SeqCst);
-        Some(Claim {
+        Some(FileClaim {
             calls: Arc::downgrade(self),
             slot,
             call,
@@ -122,12 +122,12 @@ impl Calls {
     ///
     /// # Errors
     /// EBUSY: a call on the file was abandoned and has not ended, or `limit` has passed for a call
-    /// that has no [`Pace`].
+    /// that has no [`StallWatch`].
     pub(super) fn await_claim(
-        self: &Arc<Calls>,
+        self: &Arc<BlockingCalls>,
         slot: Slot,
         limit: Option<Duration>,
-    ) -> SysResult<Claim> {
+    ) -> SysResult<FileClaim> {
         let began = Instant::now();
         loop {
             if let Some(claim) = self.claim(slot) {
@@ -158,13 +158,13 @@ impl Calls {
     /// Runs `work` on another thread and returns its result. When `patient` returns `false` the
     /// call is abandoned with EBUSY, and `late` receives the result.
     pub(super) fn lend<T: Send + 'static>(
-        self: &Arc<Calls>,
+        self: &Arc<BlockingCalls>,
         mut patient: impl FnMut() -> bool,
         work: impl FnOnce() -> T + Send + 'static,
         late: impl FnOnce(T) + Send + 'static,
     ) -> SysResult<T> {
         let shared = Arc::new((
-            Mutex::new(Shared {
+            Mutex::new(ThreadResult {
                 value: None,
                 given_up: false,
             }),
@@ -200,7 +200,7 @@ impl Calls {
         }
     }
 
-    fn start(self: &Arc<Calls>, job: Job) -> SysResult<()> {
+    fn start(self: &Arc<BlockingCalls>, job: Job) -> SysResult<()> {
         let mut job = Some(job);
         while let Some(idle) = { self.idle.lock().pop() } {
             match job.take().map(|job| idle.send(job)) {
@@ -255,7 +255,7 @@ impl Calls {
         *self.in_the_way.lock()
     }
 
-    /// Waits, without locks, for the end of the call on [`Calls::in_the_way`]. Returns whether a
+    /// Waits, without locks, for the end of the call on [`BlockingCalls::in_the_way`]. Returns whether a
     /// retry can succeed.
     pub fn await_way(&self) -> bool {
         let (began, slot) = (Instant::now(), self.in_the_way());
@@ -265,13 +265,13 @@ impl Calls {
         slot.is_some_and(|slot| !self.is_claimed(slot))
     }
 
-    /// Clears [`Calls::in_the_way`] before a new attempt.
+    /// Clears [`BlockingCalls::in_the_way`] before a new attempt.
     pub(super) fn forget_way(&self) {
         *self.in_the_way.lock() = None;
     }
 
     /// Abandons a cut that runs on another thread, and records the file that it waits for.
-    pub(super) fn give_up(&self, pace: &Pace) -> Errno {
+    pub(super) fn give_up(&self, pace: &StallWatch) -> Errno {
         pace.given_up.store(true, Ordering::SeqCst);
         let Some(slot) = pace.now.lock().as_ref().map(|step| step.slot) else {
             return Errno::EBUSY;
@@ -288,15 +288,15 @@ impl Calls {
 /// A long call that makes progress does not count as waiting: its thread runs on a CPU now and
 /// then, also when it is woken after disk I/O.
 #[derive(Default)]
-pub(super) struct Pace {
-    now: Mutex<Option<Step>>,
+pub(super) struct StallWatch {
+    now: Mutex<Option<StallStep>>,
     /// Total time without progress.
     waited: Mutex<Duration>,
     /// The waiting thread has abandoned the cut.
     given_up: AtomicBool,
 }
 
-struct Step {
+struct StallStep {
     slot: Slot,
     thread: i32,
     /// How often the thread had been scheduled at the last check, and the time of the last observed
@@ -305,7 +305,7 @@ struct Step {
     idle_since: Instant,
 }
 
-impl Step {
+impl StallStep {
     fn idle(&self) -> Duration {
         self.idle_since.elapsed().saturating_sub(OWN_TIME)
     }
@@ -314,10 +314,10 @@ impl Step {
 /// Time of a call that does not count as waiting.
 const OWN_TIME: Duration = Duration::from_millis(10);
 
-impl Pace {
+impl StallWatch {
     /// Runs a call on a file, and adds its waiting time to the total.
     pub(super) fn step<T>(&self, slot: Slot, call: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
-        *self.now.lock() = Some(Step {
+        *self.now.lock() = Some(StallStep {
             slot,
             thread: sys::own_thread(),
             runs: None,

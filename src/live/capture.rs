@@ -5,11 +5,11 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::durable::Durability;
-use super::inodes::{At, Inodes};
+use super::inodes::{Inodes, NodeRef};
 use super::lent::{READ, lent};
-use super::tables::{Calls, HotFiles, NodeTable, Tables};
+use super::tables::{BlockingCalls, HotFiles, NodeTable, SharedTables};
 use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
@@ -33,14 +33,14 @@ pub struct Captures {
     has_nocow: bool,
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
-    calls: Arc<Calls>,
+    calls: Arc<BlockingCalls>,
     inodes: Arc<Inodes>,
     durability: Arc<Durability>,
 }
 
 impl Captures {
     pub(super) fn new(
-        tables: &Tables,
+        tables: &SharedTables,
         inodes: &Arc<Inodes>,
         durability: &Arc<Durability>,
         has_nocow: bool,
@@ -59,7 +59,7 @@ impl Captures {
 
     /// Records the place of an inode and of all directories above it, where the open epoch has
     /// no record. All known names of a file are recorded, because the change affects each path.
-    pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
+    pub(super) fn keep_homes(&self, at: NodeRef<'_>, undo: &mut Vec<Undo>) {
         self.climb_homes(
             at,
             &mut HashSet::new(),
@@ -81,7 +81,7 @@ impl Captures {
     /// Visits each inode once: stale or forged places can form a cycle.
     fn climb_homes(
         &self,
-        at: At<'_>,
+        at: NodeRef<'_>,
         known: &mut HashSet<Slot>,
         needs: impl Fn(Slot) -> bool,
         undo: &mut Vec<Undo>,
@@ -96,7 +96,7 @@ impl Captures {
                     .trail
                     .and_then(|trail| trail.up.as_ref())
                     .filter(|up| up.slot == place.parent);
-                open.push(At {
+                open.push(NodeRef {
                     slot: place.parent,
                     trail: up,
                 });
@@ -138,7 +138,7 @@ impl Captures {
     /// Records attributes and place of a directory whose entries are about to change.
     pub(super) fn keep_dir(
         &self,
-        dir: At<'_>,
+        dir: NodeRef<'_>,
         fd: &OwnedFd,
         undo: &mut Vec<Undo>,
     ) -> SysResult<()> {
@@ -220,8 +220,8 @@ impl Captures {
     /// ENOSPC, EIO: nothing was captured and the file must not be changed.
     pub(super) fn capture(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         file: &File,
         provisional: bool,
     ) -> SysResult<()> {
@@ -250,8 +250,8 @@ impl Captures {
     /// As [`Captures::capture`], for an open descriptor that may be write-only.
     pub(super) fn capture_open(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         (file, readable): (&File, bool),
         provisional: bool,
     ) -> SysResult<()> {
@@ -269,7 +269,7 @@ impl Captures {
     pub(super) fn with_read<T>(
         &self,
         author: &Author,
-        at: At<'_>,
+        at: NodeRef<'_>,
         fd: impl AsFd,
         act: impl FnMut() -> SysResult<T>,
     ) -> SysResult<T> {
@@ -286,8 +286,8 @@ impl Captures {
     /// Records the capture of a file.
     pub(super) fn record_capture(
         &self,
-        change: &Change,
-        at: At<'_>,
+        change: &ChangeCtx,
+        at: NodeRef<'_>,
         file: &File,
         object: Option<ObjectId>,
         stat: &Stat,

@@ -3,13 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use crate::history::attribution::{Author, Numbered};
+use crate::history::attribution::{Author, NumberedProcess};
 use crate::store::ids::Slot;
 use crate::sys::Errno;
 
 /// Work to do without any lock before a change is retried.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Want {
+pub(super) enum PendingWork {
     /// Capture the file; the flag marks the capture as provisional.
     Capture(Slot, bool),
     /// Probe the lock of the file; the flag allows a short wait for its close.
@@ -19,19 +19,19 @@ pub(super) enum Want {
 /// One change, or all changes of one verb: its author and its pending work. The default has no
 /// author.
 #[derive(Debug, Default)]
-pub struct Change {
+pub struct ChangeCtx {
     pub(super) author: Author,
-    want: Cell<Option<Want>>,
+    want: Cell<Option<PendingWork>>,
     /// Files whose lock was found free since the first attempt.
     probed: RefCell<Vec<Slot>>,
 }
 
-impl Change {
+impl ChangeCtx {
     /// Creates the context of a change made by `process`, if that is known.
-    pub fn by(process: Option<Arc<Numbered>>) -> Change {
-        Change {
+    pub fn by(process: Option<Arc<NumberedProcess>>) -> ChangeCtx {
+        ChangeCtx {
             author: Author::new(process),
-            ..Change::default()
+            ..ChangeCtx::default()
         }
     }
 
@@ -41,13 +41,13 @@ impl Change {
     }
 
     /// Records the work that must precede a retry, and returns LATER.
-    pub(super) fn wants(&self, want: Want) -> Errno {
+    pub(super) fn wants(&self, want: PendingWork) -> Errno {
         self.want.set(Some(want));
         Errno::LATER
     }
 
     /// Returns the work that must precede a retry, and clears it.
-    pub(super) fn take_want(&self) -> Option<Want> {
+    pub(super) fn take_want(&self) -> Option<PendingWork> {
         self.want.take()
     }
 

@@ -12,19 +12,19 @@ use std::thread;
 const WAITING_MAX: usize = 256;
 
 /// Owns one or more descriptors, directly or indirectly.
-type Held = Box<dyn Send>;
+type PendingClose = Box<dyn Send>;
 
 /// The closing thread. It is started on first use and ends when this is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Closer {
-    sender: OnceLock<Option<SyncSender<Held>>>,
+    sender: OnceLock<Option<SyncSender<PendingClose>>>,
 }
 
 impl Closer {
     /// Queues `held` for closing. If the queue is full or the thread is missing, returns it: the
     /// caller drops it after releasing its locks.
-    pub(super) fn take(&self, held: impl Send + 'static) -> Option<Held> {
-        let held: Held = Box::new(held);
+    pub(super) fn take(&self, held: impl Send + 'static) -> Option<PendingClose> {
+        let held: PendingClose = Box::new(held);
         match self.sender.get_or_init(start) {
             None => Some(held),
             Some(sender) => sender.try_send(held).err().map(|refused| match refused {
@@ -34,8 +34,8 @@ impl Closer {
     }
 }
 
-fn start() -> Option<SyncSender<Held>> {
-    let (sender, receiver) = sync_channel::<Held>(WAITING_MAX);
+fn start() -> Option<SyncSender<PendingClose>> {
+    let (sender, receiver) = sync_channel::<PendingClose>(WAITING_MAX);
     let started = thread::Builder::new()
         .name("closer".to_owned())
         .spawn(move || receiver.into_iter().for_each(drop));

@@ -15,16 +15,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::inodes::{At, Inherited, at_place, target_of};
+use super::inodes::{InheritedInode, NodeRef, at_place, target_of};
 use super::lent::{NAMES, lent};
-use super::past::{Captures, Durability, Inodes, Past};
-use super::staged::{STAGED_PREFIX, Staged, Staging, Wanted};
-use super::tables::{Locks, Tables};
-use super::through::{HIDDEN_PREFIX, Mark, Through, bears_mark, tells_mark};
+use super::past::{CaptureCtx, Captures, Durability, Inodes};
+use super::staged::{InodeSpec, STAGED_PREFIX, Staged, Staging};
+use super::tables::{Locks, SharedTables};
+use super::through::{BranchState, HIDDEN_PREFIX, OriginMark, bears_mark, tells_mark};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
-use crate::history::view::Source;
+use crate::history::view::ContentLocation;
 use crate::store::ids::Name;
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult, wait};
@@ -34,7 +34,7 @@ const CLONES_MAX: u32 = 64;
 
 /// Locks of the tree that the caller holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
+enum HeldLocks {
     /// None: they are acquired once the copy is made.
     Nothing,
     /// The freeze lock, and the tree for writing.
@@ -48,10 +48,10 @@ fn writable<T>(dir: &OwnedFd, act: impl Fn() -> SysResult<T>) -> SysResult<T> {
 }
 
 /// A copy that is ready to be moved into place.
-struct Copy<'a> {
+struct StagedCopy<'a> {
     staged: &'a Staged,
     attr: &'a AttrState,
-    mark: Mark,
+    mark: OriginMark,
     /// Number of names in the base, if the copy needs a link in the store.
     names: Option<u32>,
 }
@@ -70,7 +70,7 @@ pub struct CopyUp {
 }
 
 impl CopyUp {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<CopyUp> {
+    pub(super) fn new(tables: &SharedTables, past: &CaptureCtx) -> Arc<CopyUp> {
         let aside = tables.through.as_ref().map(|through| &through.aside);
         Arc::new(CopyUp {
             timeline: Arc::clone(&tables.timeline),
@@ -91,13 +91,13 @@ impl CopyUp {
     /// ENOSPC and other errors of its creation. ENAMETOOLONG: the path of a directory is too long
     /// for a mark. EPERM: a daemon that is not root cannot mark inodes other than files and
     /// directories. Those of reading the base.
-    pub(super) fn own<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
-        self.own_all(at.into(), Holds::Nothing)
+    pub(super) fn own<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<()> {
+        self.own_all(at.into(), HeldLocks::Nothing)
     }
 
     /// As [`CopyUp::own`], for a caller that holds the freeze lock and the tree for writing.
-    pub(super) fn own_in<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
-        self.own_all(at.into(), Holds::All)
+    pub(super) fn own_in<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<()> {
+        self.own_all(at.into(), HeldLocks::All)
     }
 
     /// Copies up a directory and the inode at a name in it, where they are inherited. The caller
@@ -105,16 +105,16 @@ impl CopyUp {
     ///
     /// # Errors
     /// As [`CopyUp::own`]; EPERM: the branch reserves such names.
-    pub(super) fn own_name(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
-        self.own_name_all(dir, name, Holds::Nothing)
+    pub(super) fn own_name(&self, dir: NodeRef<'_>, name: &Name) -> SysResult<()> {
+        self.own_name_all(dir, name, HeldLocks::Nothing)
     }
 
     /// As [`CopyUp::own_name`], for a caller that holds the freeze lock and the tree for writing.
-    pub(super) fn own_name_in(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
-        self.own_name_all(dir, name, Holds::All)
+    pub(super) fn own_name_in(&self, dir: NodeRef<'_>, name: &Name) -> SysResult<()> {
+        self.own_name_all(dir, name, HeldLocks::All)
     }
 
-    fn own_name_all(&self, dir: At<'_>, name: &Name, holds: Holds) -> SysResult<()> {
+    fn own_name_all(&self, dir: NodeRef<'_>, name: &Name, holds: HeldLocks) -> SysResult<()> {
         let Some(through) = self.inodes.base().through() else {
             return Ok(());
         };
@@ -129,7 +129,7 @@ impl CopyUp {
         let trail = at_place(dir.slot).step(name, child.slot);
         if through.is_inherited(child.slot) {
             // The copy may be placed at another of its names, one that the kernel has cached.
-            self.own_all(At::from(&trail), holds)?;
+            self.own_all(NodeRef::from(&trail), holds)?;
         }
         if !self.inodes.base().is_left(dir, name)? {
             return Ok(());
@@ -137,8 +137,8 @@ impl CopyUp {
         self.with_locks(holds, || self.link(through, dir, &trail))
     }
 
-    fn with_locks<T>(&self, holds: Holds, act: impl FnOnce() -> T) -> T {
-        if holds == Holds::All {
+    fn with_locks<T>(&self, holds: HeldLocks, act: impl FnOnce() -> T) -> T {
+        if holds == HeldLocks::All {
             return act();
         }
         let _changing = self.locks.enter();
@@ -149,7 +149,7 @@ impl CopyUp {
 
     /// Creates an own name for an own inode that has this name only in the base. The caller holds
     /// the locks.
-    fn link(&self, through: &Through, dir: At<'_>, trail: &Arc<Trail>) -> SysResult<()> {
+    fn link(&self, through: &BranchState, dir: NodeRef<'_>, trail: &Arc<Trail>) -> SysResult<()> {
         let (slot, name) = (trail.slot, &trail.name);
         if !self.inodes.base().is_left(dir, name)? {
             return Ok(());
@@ -161,7 +161,7 @@ impl CopyUp {
         self.captures.keep_dir(dir, &fd, &mut undo)?;
         let stat = self.inodes.base().shown(slot, found.stat);
         self.captures.keep_attr(slot, &stat, target, &mut undo);
-        self.captures.keep_homes(At::from(trail), &mut undo);
+        self.captures.keep_homes(NodeRef::from(trail), &mut undo);
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
         self.locks.count_copy(true);
@@ -172,11 +172,11 @@ impl CopyUp {
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(before.mtime))
     }
 
-    fn own_all(&self, at: At<'_>, holds: Holds) -> SysResult<()> {
+    fn own_all(&self, at: NodeRef<'_>, holds: HeldLocks) -> SysResult<()> {
         let (Some(through), Some(staging)) = (self.inodes.base().through(), &self.staging) else {
             return Ok(());
         };
-        if holds == Holds::Nothing {
+        if holds == HeldLocks::Nothing {
             self.locks.first_change.pass()?;
         }
         if !through.is_inherited(at.slot) {
@@ -184,8 +184,8 @@ impl CopyUp {
         }
         // During a rename of a directory above, the inode is not at either path.
         let found = match holds {
-            Holds::All => self.inodes.base().inherited(at)?,
-            Holds::Nothing => {
+            HeldLocks::All => self.inodes.base().inherited(at)?,
+            HeldLocks::Nothing => {
                 let _tree = self.locks.tree.read();
                 self.inodes.base().inherited(at)?
             }
@@ -198,29 +198,29 @@ impl CopyUp {
 
     fn copy(
         &self,
-        (through, staging): (&Through, &Staging),
-        Inherited { place, way }: &Inherited,
-        holds: Holds,
+        (through, staging): (&BranchState, &Staging),
+        InheritedInode { place, way }: &InheritedInode,
+        holds: HeldLocks,
     ) -> SysResult<()> {
         let attr = through.base.view().attr(way)?;
         let is_dir = attr.stat.kind == Kind::Dir;
-        let mark = Mark {
+        let mark = OriginMark {
             slot: way.slot,
             btime: attr.stat.btime,
             path: if is_dir { way.path() } else { Vec::new() },
         };
         let stage = || self.stage((through, staging), way, &attr, &mark);
         let staged = match holds {
-            Holds::Nothing => stage()?,
+            HeldLocks::Nothing => stage()?,
             // Remote content was fetched before, or is unavailable now.
-            Holds::All => match wait::never(stage) {
+            HeldLocks::All => match wait::never(stage) {
                 Err(Errno::LATER) => return Err(Errno::EIO),
                 staged => staged?,
             },
         };
         // An inode whose mark cannot be read has a link in the store that identifies it.
         let is_linked = attr.stat.nlink > 1 || !tells_mark(attr.stat.kind, attr.stat.mode);
-        let copy = Copy {
+        let copy = StagedCopy {
             names: (!is_dir && is_linked).then_some(attr.stat.nlink),
             staged: &staged,
             attr: &attr,
@@ -236,10 +236,10 @@ impl CopyUp {
     /// Creates the copy in the staging directory.
     fn stage(
         &self,
-        (through, staging): (&Through, &Staging),
+        (through, staging): (&BranchState, &Staging),
         way: &Arc<Trail>,
         attr: &AttrState,
-        mark: &Mark,
+        mark: &OriginMark,
     ) -> SysResult<Staged> {
         let view = through.base.view();
         let mut xattrs = view.xattrs(way)?;
@@ -249,13 +249,13 @@ impl CopyUp {
         for _ in 0..CLONES_MAX {
             let (source, file) = match attr.stat.kind {
                 Kind::File => view.open(way)?,
-                _ => (Source::Empty, None),
+                _ => (ContentLocation::Empty, None),
             };
             let number = self.copies.fetch_add(1, Ordering::Relaxed);
             let name = Name::new(format!("{STAGED_PREFIX}copy-{number}").as_bytes());
             let staged = staging.stage(
                 name,
-                &Wanted {
+                &InodeSpec {
                     attr,
                     xattrs: &xattrs,
                     source: file.as_ref(),
@@ -265,7 +265,7 @@ impl CopyUp {
             );
             // If the parent captured the content concurrently, it may have changed before the
             // clone.
-            if source == Source::Live && !view.still_live(way, file.as_ref())? {
+            if source == ContentLocation::Live && !view.still_live(way, file.as_ref())? {
                 staged.iter().for_each(|staged| staging.unstage(staged));
                 continue;
             }
@@ -282,11 +282,11 @@ impl CopyUp {
     /// freeze lock and the tree for writing.
     fn place(
         &self,
-        (through, staging): (&Through, &Staging),
+        (through, staging): (&BranchState, &Staging),
         place: &Place,
-        copy: Copy<'_>,
+        copy: StagedCopy<'_>,
     ) -> SysResult<bool> {
-        let Copy { staged, attr, .. } = copy;
+        let StagedCopy { staged, attr, .. } = copy;
         let (slot, parent) = (copy.mark.slot, place.parent);
         if !through.is_inherited(slot) {
             return Ok(false);
@@ -298,7 +298,7 @@ impl CopyUp {
         self.captures
             .keep_attr(slot, &attr.stat, attr.target.clone(), &mut undo);
         let trail = at_place(parent).step(&place.name, slot);
-        self.captures.keep_homes(At::from(&trail), &mut undo);
+        self.captures.keep_homes(NodeRef::from(&trail), &mut undo);
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
         self.locks.count_copy(true);

@@ -21,15 +21,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calls::{Pace, WAIT_MAX};
+use super::calls::{StallWatch, WAIT_MAX};
 use super::handles::SET_ID;
-use super::hot::{Hot, OPEN_TOLD_MAX, SETTLED, is_before};
+use super::hot::{HotFile, OPEN_TOLD_MAX, SETTLED, is_before};
 use super::nodes::is_same;
-use super::past::{Captures, Past, Writers};
-use super::tables::{Calls, HotFiles, Tables};
-use crate::history::attribution::Numbered;
+use super::past::{CaptureCtx, Captures, WriterTable};
+use super::tables::{BlockingCalls, HotFiles, SharedTables};
+use crate::history::attribution::NumberedProcess;
 use crate::history::timeline::Timeline;
-use crate::history::wake::Wake;
+use crate::history::wake::IdleThread;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::lock::Mutex;
@@ -54,7 +54,7 @@ pub struct Cut {
     /// Number of hot files.
     pub files: u64,
     /// Files open for writing and their processes, up to `OPEN_TOLD_MAX`.
-    pub open: Vec<(Slot, Arc<Numbered>)>,
+    pub open: Vec<(Slot, Arc<NumberedProcess>)>,
     /// Number of further entries.
     pub open_more: u64,
     /// The file with the longest capture time, before the freeze or in it.
@@ -83,9 +83,9 @@ impl Cut {
 }
 
 /// A hot file and its capture.
-struct Taken {
+struct HotCapture {
     slot: Slot,
-    hot: Hot,
+    hot: HotFile,
     /// Attributes at the capture; `None` if there is no valid capture yet.
     stat: Option<Stat>,
     object: Option<ObjectId>,
@@ -98,9 +98,9 @@ struct Taken {
     took: Duration,
 }
 
-impl Taken {
-    fn new(slot: Slot, hot: Hot) -> Taken {
-        Taken {
+impl HotCapture {
+    fn new(slot: Slot, hot: HotFile) -> HotCapture {
+        HotCapture {
             slot,
             hot,
             stat: None,
@@ -120,9 +120,9 @@ impl Taken {
 
 /// Captures made before a freeze. Behind a leaf mutex.
 #[derive(Default)]
-pub(super) struct Prepared {
+pub(super) struct PreparedCaptures {
     epoch: Option<Epoch>,
-    files: HashMap<Slot, Taken>,
+    files: HashMap<Slot, HotCapture>,
     /// Unreferenced objects, to be removed outside the freeze.
     unneeded: Vec<ObjectId>,
 }
@@ -131,15 +131,15 @@ pub(super) struct Prepared {
 pub struct Cuts {
     timeline: Arc<Timeline>,
     hot: Arc<HotFiles>,
-    calls: Arc<Calls>,
-    wake: Arc<Wake>,
-    writers: Arc<Writers>,
+    calls: Arc<BlockingCalls>,
+    wake: Arc<IdleThread>,
+    writers: Arc<WriterTable>,
     captures: Arc<Captures>,
-    prepared: Mutex<Prepared>,
+    prepared: Mutex<PreparedCaptures>,
 }
 
 impl Cuts {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Cuts> {
+    pub(super) fn new(tables: &SharedTables, past: &CaptureCtx) -> Arc<Cuts> {
         Arc::new(Cuts {
             timeline: Arc::clone(&tables.timeline),
             hot: Arc::clone(&tables.hot),
@@ -156,7 +156,7 @@ impl Cuts {
     pub fn prepare_cut(self: &Arc<Cuts>, epoch: Epoch) {
         self.drop_prepared();
         let files = self.hot_files(&mut HashMap::new());
-        let prepare = move |cuts: &Cuts, files: &mut [Taken], pace: &Pace| {
+        let prepare = move |cuts: &Cuts, files: &mut [HotCapture], pace: &StallWatch| {
             for taken in files {
                 if cuts.carry(taken) {
                     continue;
@@ -194,7 +194,7 @@ impl Cuts {
         self.drop_unneeded();
     }
 
-    fn leave_unneeded(&self, files: impl Iterator<Item = Taken>) {
+    fn leave_unneeded(&self, files: impl Iterator<Item = HotCapture>) {
         self.prepared
             .lock()
             .unneeded
@@ -202,14 +202,14 @@ impl Cuts {
     }
 
     /// Returns all hot files, with the captures prepared for them.
-    fn hot_files(&self, prepared: &mut HashMap<Slot, Taken>) -> Vec<Taken> {
+    fn hot_files(&self, prepared: &mut HashMap<Slot, HotCapture>) -> Vec<HotCapture> {
         let hot = self.hot.lock();
-        let file = |(slot, hot): (&Slot, &Hot)| match prepared.remove(slot) {
-            Some(taken) => Taken {
+        let file = |(slot, hot): (&Slot, &HotFile)| match prepared.remove(slot) {
+            Some(taken) => HotCapture {
                 hot: hot.clone(),
                 ..taken
             },
-            None => Taken::new(*slot, hot.clone()),
+            None => HotCapture::new(*slot, hot.clone()),
         };
         hot.iter().map(file).collect()
     }
@@ -219,7 +219,7 @@ impl Cuts {
     ///
     /// # Errors
     /// ENOSPC or EIO: nothing was captured, and the epoch must not be closed. EBUSY: a process
-    /// keeps one of the files locked ([`Calls::in_the_way`]).
+    /// keeps one of the files locked ([`BlockingCalls::in_the_way`]).
     pub fn cut(self: &Arc<Cuts>, epoch: Epoch) -> SysResult<Cut> {
         let mut prepared = {
             let mut prepared = self.prepared.lock();
@@ -278,13 +278,13 @@ impl Cuts {
     /// Runs `work` on another thread, and abandons that thread when it waits for too long.
     fn apart(
         self: &Arc<Cuts>,
-        mut files: Vec<Taken>,
-        work: impl FnOnce(&Cuts, &mut [Taken], &Pace) -> SysResult<bool> + Send + 'static,
-    ) -> SysResult<(Vec<Taken>, SysResult<bool>)> {
+        mut files: Vec<HotCapture>,
+        work: impl FnOnce(&Cuts, &mut [HotCapture], &StallWatch) -> SysResult<bool> + Send + 'static,
+    ) -> SysResult<(Vec<HotCapture>, SysResult<bool>)> {
         if files.is_empty() {
             return Ok((files, Ok(true)));
         }
-        let pace = Arc::new(Pace::default());
+        let pace = Arc::new(StallWatch::default());
         let (cuts, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
         let work = move || {
             let done = work(&cuts, &mut files, &theirs);
@@ -326,7 +326,12 @@ impl Cuts {
     /// Captures until no file has changed since its capture, and returns whether the captures are
     /// atomic. After the time limit one last check is made: on a slow machine the first clones may
     /// take all of the time, but without changes they still represent one instant.
-    fn converge(&self, epoch: Epoch, files: &mut [Taken], pace: &Pace) -> SysResult<bool> {
+    fn converge(
+        &self,
+        epoch: Epoch,
+        files: &mut [HotCapture],
+        pace: &StallWatch,
+    ) -> SysResult<bool> {
         let started = Instant::now();
         for pass in 0_u32.. {
             let last = pass > PASSES_MAX || started.elapsed() > CUT_MAX;
@@ -358,7 +363,7 @@ impl Cuts {
 
     /// Carries the capture of the open epoch into the next one if the file has not changed since.
     /// Returns whether it did.
-    fn carry(&self, taken: &mut Taken) -> bool {
+    fn carry(&self, taken: &mut HotCapture) -> bool {
         let known = self.timeline.epochs.node_now(taken.slot);
         let Some((data, attr)) = known
             .data
@@ -392,7 +397,7 @@ impl Cuts {
 
     /// Returns whether the file may differ from its capture, or the carried capture is no longer
     /// valid.
-    fn has_changed(&self, taken: &Taken) -> SysResult<bool> {
+    fn has_changed(&self, taken: &HotCapture) -> SysResult<bool> {
         let Some(before) = taken.stat else {
             return Ok(true);
         };
@@ -417,14 +422,14 @@ impl Cuts {
         Ok(!is_same(&before, &sys::stat_fd(&*taken.hot.file)?))
     }
 
-    fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
+    fn take(&self, epoch: Epoch, taken: &mut HotCapture) -> SysResult<()> {
         let started = Instant::now();
         let done = self.take_now(epoch, taken);
         taken.took += started.elapsed();
         done
     }
 
-    fn take_now(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
+    fn take_now(&self, epoch: Epoch, taken: &mut HotCapture) -> SysResult<()> {
         let _claim = self.calls.await_claim(taken.slot, Some(WAIT_MAX))?.paced();
         self.prepared.lock().unneeded.extend(taken.own_object());
         (taken.stat, taken.object, taken.capable, taken.carried) = (None, None, None, false);
@@ -460,7 +465,7 @@ impl Cuts {
 
     /// Makes size and content agree. A file cloned during a write may be longer than its
     /// attributes, which were read earlier, or shorter.
-    fn fit(&self, taken: &mut Taken) -> SysResult<()> {
+    fn fit(&self, taken: &mut HotCapture) -> SysResult<()> {
         let (Some(object), Some(stat)) = (taken.own_object(), &mut taken.stat) else {
             return Ok(());
         };
@@ -474,7 +479,7 @@ impl Cuts {
         Ok(())
     }
 
-    fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+    fn keep_ahead(&self, taken: &HotCapture, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
         let Some(stat) = taken.stat else { return };
         let slot = taken.slot;
         ahead.push(Undo::Data {

@@ -10,24 +10,24 @@ mod sync;
 use std::fs::File;
 use std::sync::Arc;
 
-use super::attrs::{Attrs, NewAttrs};
-use super::change::Change;
+use super::attrs::{AttrChange, Attrs};
+use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::{Handle, HandleId, OpenFlags, SET_ID};
-use super::inodes::At;
-use super::mapped::Mapped;
-use super::names::{Made, Make, Names};
+use super::inodes::NodeRef;
+use super::mapped::MappedWatch;
+use super::names::{CreatedInode, Names, NewInode};
 use super::nodes::IoMode;
-use super::past::{Busy, Captures, Durability, Inodes, Past, Writers};
+use super::past::{CaptureCtx, Captures, Durability, Inodes, LockWaits, WriterTable};
 use super::remove::Removal;
 use super::settle::Settling;
-use super::tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
+use super::tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::history::view::OpenContent;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLockReadGuard;
-use crate::sys::{self, Asker, Errno, Open, Protection, Stat, SysResult};
+use crate::sys::{self, Errno, Open, Protection, RequesterIds, Stat, SysResult};
 
 /// Opens, reads, writes and closes files.
 pub struct Files {
@@ -39,11 +39,11 @@ pub struct Files {
     passthrough: Arc<Passthrough>,
     inodes: Arc<Inodes>,
     durability: Arc<Durability>,
-    writers: Arc<Writers>,
+    writers: Arc<WriterTable>,
     captures: Arc<Captures>,
-    busy: Arc<Busy>,
+    busy: Arc<LockWaits>,
     settling: Arc<Settling>,
-    mapped: Arc<Mapped>,
+    mapped: Arc<MappedWatch>,
     attrs: Arc<Attrs>,
     names: Arc<Names>,
     removal: Arc<Removal>,
@@ -52,15 +52,15 @@ pub struct Files {
 
 /// Dependencies of [`Files`]: the context of every change, the parts that track open files, and
 /// those that change names and attributes.
-pub(super) type Needs<'a> = (
-    (&'a Tables, &'a Past, &'a Arc<CopyUp>),
-    (&'a Arc<Settling>, &'a Arc<Mapped>),
+pub(super) type FilesDeps<'a> = (
+    (&'a SharedTables, &'a CaptureCtx, &'a Arc<CopyUp>),
+    (&'a Arc<Settling>, &'a Arc<MappedWatch>),
     (&'a Arc<Attrs>, &'a Arc<Names>, &'a Arc<Removal>),
 );
 
 impl Files {
     pub(super) fn new(
-        ((tables, past, copies), (settling, mapped), (attrs, names, removal)): Needs<'_>,
+        ((tables, past, copies), (settling, mapped), (attrs, names, removal)): FilesDeps<'_>,
     ) -> Files {
         Files {
             timeline: Arc::clone(&tables.timeline),
@@ -129,7 +129,7 @@ impl Files {
     /// executable file that is opened for reading.
     pub fn open(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         flags: OpenFlags,
     ) -> SysResult<(HandleId, Arc<Handle>)> {
@@ -152,7 +152,7 @@ impl Files {
 
     fn open_now(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         flags: OpenFlags,
     ) -> SysResult<(HandleId, Arc<Handle>)> {
@@ -202,7 +202,7 @@ impl Files {
 
     fn open_to_read(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         flags: OpenFlags,
     ) -> SysResult<(HandleId, Arc<Handle>)> {
@@ -215,10 +215,10 @@ impl Files {
             if mode & 0o111 != 0 {
                 return Err(Errno::ETXTBSY);
             }
-            let empty = NewAttrs {
+            let empty = AttrChange {
                 size: Some(0),
                 asker: flags.asker,
-                ..NewAttrs::default()
+                ..AttrChange::default()
             };
             self.attrs.set_attr(change, slot, None, &empty)?;
         }
@@ -279,7 +279,7 @@ impl Files {
 
     fn prepare_write(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         (file, readable): (&File, bool),
         flags: OpenFlags,
@@ -305,12 +305,12 @@ impl Files {
     /// As [`Names::make`].
     pub fn create(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         parent: Slot,
         name: &Name,
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         flags: OpenFlags,
-    ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
+    ) -> SysResult<(CreatedInode, HandleId, Arc<Handle>)> {
         let (made, id, handle) = self.create_now(change, parent, name, make, flags)?;
         // As in `open`. No checkpoint shows a new file, so a mappable one requires no sync (see
         // `durable`).
@@ -327,12 +327,12 @@ impl Files {
 
     fn create_now(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         parent: Slot,
         name: &Name,
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         flags: OpenFlags,
-    ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
+    ) -> SysResult<(CreatedInode, HandleId, Arc<Handle>)> {
         self.copies.own(parent)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
@@ -342,7 +342,7 @@ impl Files {
             change,
             parent.into(),
             name,
-            &Make {
+            &NewInode {
                 open: Some(open),
                 ..make.clone()
             },
@@ -369,7 +369,7 @@ impl Files {
     /// `known` has the mode of the file, and its attributes if the process is a new writer.
     fn opened(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         file: File,
         flags: OpenFlags,
@@ -383,7 +383,7 @@ impl Files {
     #[allow(clippy::too_many_arguments)]
     fn opened_as(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         file: Arc<File>,
         flags: OpenFlags,
@@ -501,9 +501,9 @@ impl Files {
     /// handle's own descriptor cannot be the source of the capture, because it may be write-only.
     pub fn change_content<T>(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         handle: &Handle,
-        asker: Option<Asker>,
+        asker: Option<RequesterIds>,
         act: impl FnOnce(&File) -> SysResult<T>,
     ) -> SysResult<T> {
         let _changing = self
@@ -529,7 +529,7 @@ impl Files {
     /// Captures the file that is about to change, and returns the freeze lock.
     fn keep_content_of(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         handle: &Handle,
     ) -> SysResult<RwLockReadGuard<'_, ()>> {
         let changing = self.locks.enter();
@@ -547,7 +547,7 @@ impl Files {
                     .capture_first(change, slot, false, || sys::stat_fd(&*handle.file))?;
                 let file = (&*handle.file, handle.flags.read);
                 self.captures
-                    .capture_open(change, At::from(slot), file, false)?;
+                    .capture_open(change, NodeRef::from(slot), file, false)?;
             }
         }
         Ok(changing)
@@ -561,11 +561,11 @@ impl Files {
     /// Those of pwrite(2). ENOSPC or EIO if the capture failed; nothing was written then.
     pub fn write(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         id: HandleId,
         offset: u64,
         data: &[u8],
-        asker: Option<Asker>,
+        asker: Option<RequesterIds>,
     ) -> SysResult<(u32, bool)> {
         let handle = self.handles.get(id)?;
         if asker.is_none() {

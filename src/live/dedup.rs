@@ -10,9 +10,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tables::Tables;
+use super::tables::SharedTables;
 use crate::history::timeline::Timeline;
-use crate::store::dedup::{Done, Fate, Files, Same, Way};
+use crate::store::dedup::{DedupFiles, DedupGroup, DedupOutcome, DedupStep, ShareMethod};
 use crate::store::extents::CALL_BYTES;
 use crate::store::ids::ObjectId;
 use crate::store::record::ObjectHash;
@@ -23,12 +23,12 @@ const TRIES_MAX: usize = 3;
 
 /// Number and size of files deduplicated since the mount.
 #[derive(Debug, Default)]
-pub struct SharedCounts {
+pub struct DedupCounts {
     files: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl SharedCounts {
+impl DedupCounts {
     /// Counts one file.
     pub fn add(&self, bytes: u64) {
         self.files.fetch_add(1, Ordering::Relaxed);
@@ -45,12 +45,12 @@ impl SharedCounts {
 }
 
 /// The older object and the new one.
-struct Pair<'a> {
-    sharing: &'a Sharing,
+struct ObjectPair<'a> {
+    sharing: &'a OnlineDedup,
     objects: [ObjectId; 2],
 }
 
-impl Files for Pair<'_> {
+impl DedupFiles for ObjectPair<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<std::fs::File>> {
         let object = self.objects.get(number).ok_or(Errno::ENOENT)?;
         self.sharing
@@ -62,11 +62,11 @@ impl Files for Pair<'_> {
             .map_err(Errno::from)
     }
 
-    fn way(&self, _source: usize, _target: usize) -> Way {
+    fn way(&self, _source: usize, _target: usize) -> ShareMethod {
         if self.sharing.reflink {
-            Way::Extents
+            ShareMethod::Extents
         } else {
-            Way::Link
+            ShareMethod::Link
         }
     }
 
@@ -85,23 +85,23 @@ impl Files for Pair<'_> {
 }
 
 /// Deduplicates objects.
-pub struct Sharing {
+pub struct OnlineDedup {
     timeline: Arc<Timeline>,
     reflink: bool,
-    shared: SharedCounts,
+    shared: DedupCounts,
 }
 
-impl Sharing {
-    pub(super) fn new(tables: &Tables) -> Arc<Sharing> {
-        Arc::new(Sharing {
+impl OnlineDedup {
+    pub(super) fn new(tables: &SharedTables) -> Arc<OnlineDedup> {
+        Arc::new(OnlineDedup {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
-            shared: SharedCounts::default(),
+            shared: DedupCounts::default(),
         })
     }
 
     /// Returns the number and size of objects deduplicated since the mount.
-    pub fn counts(&self) -> &SharedCounts {
+    pub fn counts(&self) -> &DedupCounts {
         &self.shared
     }
 
@@ -136,11 +136,11 @@ impl Sharing {
         sealed: &ObjectHash,
         go_on: &mut impl FnMut(u64) -> bool,
     ) -> Option<bool> {
-        let mut pair = Pair {
+        let mut pair = ObjectPair {
             sharing: self,
             objects: [known, sealed.object],
         };
-        let mut same = Same::new(sealed.size, vec![1, 0], false);
+        let mut same = DedupGroup::new(sealed.size, vec![1, 0], false);
         let mut shares = false;
         // Both objects are read for the comparison: small ones at once, large ones in one chunk per
         // step.
@@ -157,20 +157,26 @@ impl Sharing {
                 return None;
             }
             match same.step(&mut pair) {
-                Done::Some | Done::Fate(0, _) => {}
-                Done::Fate(_, fate) => {
+                DedupStep::Some | DedupStep::Fate(0, _) => {}
+                DedupStep::Fate(_, fate) => {
                     shares = matches!(
                         fate,
-                        Fate::Already | Fate::Shared { .. } | Fate::Linked { .. } | Fate::Unplaced
+                        DedupOutcome::Already
+                            | DedupOutcome::Shared { .. }
+                            | DedupOutcome::Linked { .. }
+                            | DedupOutcome::Unplaced
                     );
-                    if matches!(fate, Fate::Shared { .. } | Fate::Linked { .. }) {
+                    if matches!(
+                        fate,
+                        DedupOutcome::Shared { .. } | DedupOutcome::Linked { .. }
+                    ) {
                         self.shared.add(sealed.size);
                         if let Ok(file) = pair.open(1) {
                             sys::drop_cached(&*file, 0, sealed.size);
                         }
                     }
                 }
-                Done::All => return Some(shares),
+                DedupStep::All => return Some(shares),
             }
         }
     }

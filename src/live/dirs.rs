@@ -16,7 +16,7 @@ const SHARE: u64 = 4;
 const DESCRIPTORS_MIN: usize = 16;
 
 #[derive(Debug)]
-struct Kept {
+struct CachedDir {
     fd: Arc<OwnedFd>,
     /// Value of the clock at the last use.
     used: u64,
@@ -26,7 +26,7 @@ struct Kept {
 
 #[derive(Debug, Default)]
 struct Inner {
-    map: HashMap<Slot, Kept>,
+    map: HashMap<Slot, CachedDir>,
     clock: u64,
 }
 
@@ -70,7 +70,7 @@ impl Dirs {
         let used = inner.clock;
         inner.map.insert(
             slot,
-            Kept {
+            CachedDir {
                 fd,
                 used,
                 plain: false,

@@ -47,7 +47,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::tables::{HotFiles, Tables};
+use super::tables::{HotFiles, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
@@ -104,7 +104,7 @@ pub struct Durability {
 }
 
 impl Durability {
-    pub(super) fn new(tables: &Tables, syncs_overtake: bool) -> Arc<Durability> {
+    pub(super) fn new(tables: &SharedTables, syncs_overtake: bool) -> Arc<Durability> {
         // A test that disables this assumes that the previous daemon left nothing unsynced.
         let committed = u64::from(sys::host::left_out("predecessor"));
         Arc::new(Durability {

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::inodes::Inodes;
 use super::nodes::IoMode;
-use crate::history::attribution::Numbered;
+use crate::history::attribution::NumberedProcess;
 use crate::history::view::OpenContent;
 use crate::store::ids::Slot;
 use crate::sys::lock::RwLock;
-use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
+use crate::sys::{self, Errno, Open, RequesterIds, Stat, SysResult};
 
 /// File handle number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub struct OpenFlags {
     /// `O_NOATIME`: reads do not update the access time.
     pub noatime: bool,
     /// The process that opens the file; `None` for the daemon itself.
-    pub asker: Option<Asker>,
+    pub asker: Option<RequesterIds>,
 }
 
 impl OpenFlags {
@@ -115,7 +115,7 @@ pub struct Handle {
     /// I/O mode.
     pub io: IoMode,
     /// The process that opened it, if known.
-    pub by: Option<Arc<Numbered>>,
+    pub by: Option<Arc<NumberedProcess>>,
     /// Content to read, if the file was inherited when it was opened.
     pub(super) inherited: Option<OpenContent>,
     /// The file had set-id bits at the open or received them later: I/O through this handle may
@@ -130,7 +130,7 @@ impl Handle {
         file: Arc<File>,
         flags: OpenFlags,
         io: IoMode,
-        by: Option<Arc<Numbered>>,
+        by: Option<Arc<NumberedProcess>>,
         mode: u32,
     ) -> Handle {
         Handle {

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handles::{Handle, SET_ID};
-use super::legacy::Handover;
+use super::legacy::HandoverLog;
 use super::nodes::is_same;
-use super::told::Told;
-use crate::history::attribution::Numbered;
+use super::told::AttrTimeout;
+use crate::history::attribution::NumberedProcess;
 use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank};
 use crate::sys::{self, Open, Stat, SysResult, Time};
@@ -36,15 +36,15 @@ pub const OPEN_TOLD_MAX: usize = 64;
 
 /// A process that has a hot file open, or possibly mapped, for writing.
 #[derive(Clone, Debug)]
-pub(super) struct Opener {
-    pub(super) by: Arc<Numbered>,
+pub(super) struct WriterEntry {
+    pub(super) by: Arc<NumberedProcess>,
     /// Attributes of the file when this process first opened it, or at the newest checkpoint.
     /// `None` if the process created the file or has written to it already.
     pub(super) found: Option<Stat>,
     pub(super) handles: u32,
 }
 
-impl Opener {
+impl WriterEntry {
     /// Returns whether the file is unchanged, so that this process has not written to it.
     pub(super) fn left_alone(&self, now: &Stat) -> bool {
         self.found.is_some_and(|found| is_same(&found, now))
@@ -52,14 +52,14 @@ impl Opener {
 }
 
 /// Counts one more open of a hot file.
-fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
+fn enter(openers: &mut Vec<WriterEntry>, by: Option<(Arc<NumberedProcess>, Option<Stat>)>) {
     let Some((by, found)) = by else { return };
     match openers
         .iter_mut()
         .find(|known| known.by.number == by.number)
     {
         Some(known) => known.handles += 1,
-        None => openers.push(Opener {
+        None => openers.push(WriterEntry {
             by,
             found,
             handles: 1,
@@ -69,7 +69,7 @@ fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
 
 /// A hot file.
 #[derive(Clone, Debug)]
-pub(super) struct Hot {
+pub(super) struct HotFile {
     /// For a mappable file a read-only descriptor, because a writable one would itself prevent the
     /// lease. For other files the write-only descriptor of a handle.
     pub(super) file: Arc<File>,
@@ -86,17 +86,17 @@ pub(super) struct Hot {
     /// the attributes that the kernel caches for the mount.
     past_mount: bool,
     /// Attribute timeout, for a mappable file.
-    told: Told,
+    told: AttrTimeout,
     /// Time of the last open for writing.
     opened: Instant,
     /// A stat can prove that the file has not changed since its capture in the open epoch: see
     /// `cut`.
     pub(super) settled: bool,
     /// Processes that have opened it for writing.
-    pub(super) openers: Vec<Opener>,
+    pub(super) openers: Vec<WriterEntry>,
 }
 
-impl Hot {
+impl HotFile {
     /// Returns whether this entry owns a descriptor that no handle shares.
     pub(super) fn has_descriptor(&self) -> bool {
         self.mappable || Arc::strong_count(&self.file) == 1
@@ -110,13 +110,13 @@ impl Hot {
 
 /// The hot files.
 pub struct HotFiles {
-    hot: Mutex<HashMap<Slot, Hot>>,
-    handover: Arc<Handover>,
+    hot: Mutex<HashMap<Slot, HotFile>>,
+    handover: Arc<HandoverLog>,
 }
 
 impl HotFiles {
     /// Creates an empty table.
-    pub(super) fn new(handover: Arc<Handover>) -> HotFiles {
+    pub(super) fn new(handover: Arc<HandoverLog>) -> HotFiles {
         HotFiles {
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             handover,
@@ -124,7 +124,7 @@ impl HotFiles {
     }
 
     /// Locks the table. Held only briefly.
-    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Slot, Hot>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Slot, HotFile>> {
         self.hot.lock()
     }
 
@@ -163,7 +163,7 @@ impl HotFiles {
         slot: Slot,
         file: &Arc<File>,
         mappable: bool,
-        by: Option<(Arc<Numbered>, Option<Stat>)>,
+        by: Option<(Arc<NumberedProcess>, Option<Stat>)>,
     ) -> SysResult<()> {
         let (mut hot, opened) = (self.hot.lock(), Instant::now());
         let (mut openers, mut syncs) = (Vec::new(), false);
@@ -184,13 +184,13 @@ impl HotFiles {
         };
         hot.insert(
             slot,
-            Hot {
+            HotFile {
                 file,
                 mappable,
                 syncs,
                 committed: None,
                 past_mount: false,
-                told: Told::nothing(opened),
+                told: AttrTimeout::nothing(opened),
                 opened,
                 settled: false,
                 openers,
@@ -277,7 +277,7 @@ impl HotFiles {
     pub(super) fn may_be_synced_unseen(&self) -> bool {
         let hot = self.hot.lock();
         let mut files = hot.values().filter(|hot| hot.syncs);
-        (&mut files).take(LOOKED_AT_MAX).any(Hot::may_be_synced) || files.next().is_some()
+        (&mut files).take(LOOKED_AT_MAX).any(HotFile::may_be_synced) || files.next().is_some()
     }
 
     /// As [`HotFiles::may_be_synced_unseen`], for one file.

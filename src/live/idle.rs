@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::baseline::{Baselines, Walk};
-use super::kept::{Kept, SPACE_KEPT_BYTES};
-use super::tables::Tables;
+use super::baseline::{BaselineUpdate, WalkParams};
+use super::kept::{SPACE_KEPT_BYTES, SavedContent};
+use super::tables::SharedTables;
 use crate::history::timeline::Timeline;
-use crate::history::wake::Wake;
+use crate::history::wake::IdleThread;
 use crate::store::baseline::Baseline;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, SysResult};
@@ -35,17 +35,17 @@ const DROP_MAX: usize = 1000;
 /// Maximum length of a pause; otherwise it is as long as the work before it.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-enum Due {
+enum AbsenceWork {
     Walk { keep: bool },
     Advance,
 }
 
 /// Prepares for an absence in idle time.
-pub struct Idle {
+pub struct AbsencePrep {
     timeline: Arc<Timeline>,
     reflink: bool,
-    baselines: Arc<Baselines>,
-    kept: Arc<Kept>,
+    baselines: Arc<BaselineUpdate>,
+    kept: Arc<SavedContent>,
     /// Content is saved ahead.
     keeps: AtomicBool,
     /// No process can change the backing directory directly.
@@ -54,9 +54,13 @@ pub struct Idle {
     times: Mutex<(Option<Instant>, Option<Instant>)>,
 }
 
-impl Idle {
-    pub(super) fn new(tables: &Tables, baselines: &Arc<Baselines>, kept: &Arc<Kept>) -> Arc<Idle> {
-        Arc::new(Idle {
+impl AbsencePrep {
+    pub(super) fn new(
+        tables: &SharedTables,
+        baselines: &Arc<BaselineUpdate>,
+        kept: &Arc<SavedContent>,
+    ) -> Arc<AbsencePrep> {
+        Arc::new(AbsencePrep {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
             baselines: Arc::clone(baselines),
@@ -79,7 +83,7 @@ impl Idle {
         self.alone.store(true, Ordering::Relaxed);
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<AbsenceWork> {
         if self.timeline.catalogue.stored_ids().is_empty()
             || self.baselines.is_of_branch()
             || !self
@@ -102,15 +106,15 @@ impl Idle {
             Some(changes)
                 if changes < CHANGES_MAX && (!keep || lately || self.kept.is_kept_whole()) =>
             {
-                (self.timeline.baseline.changed_keys() > KEYS_MAX).then_some(Due::Advance)
+                (self.timeline.baseline.changed_keys() > KEYS_MAX).then_some(AbsenceWork::Advance)
             }
-            _ => Some(Due::Walk { keep }),
+            _ => Some(AbsenceWork::Walk { keep }),
         }
     }
 
     /// Does the work that is due once the tree is quiet. Returns early if objects are to be hashed
     /// or the thread is to end.
-    pub(super) fn prepare_absence(&self, wake: &Wake) {
+    pub(super) fn prepare_absence(&self, wake: &IdleThread) {
         while matches!(self.kept.drop_rest(DROP_MAX), Ok(true)) {
             if !wake.pause(PAUSE_MAX) {
                 return;
@@ -137,8 +141,8 @@ impl Idle {
         };
         let began = Instant::now();
         let done = match due {
-            Due::Advance => self.advance_ahead(),
-            Due::Walk { keep } => self.walk_ahead(keep, &mut pace),
+            AbsenceWork::Advance => self.advance_ahead(),
+            AbsenceWork::Walk { keep } => self.walk_ahead(keep, &mut pace),
         };
         match done {
             Ok(()) => tracing::debug!(
@@ -170,7 +174,7 @@ impl Idle {
 
     fn walk_ahead(&self, keep: bool, go_on: &mut dyn FnMut() -> bool) -> SysResult<()> {
         let keeper = keep.then(|| self.kept.keeper_ahead()).transpose()?;
-        self.baselines.walk_baseline(Walk {
+        self.baselines.walk_baseline(WalkParams {
             end: None,
             keeper: keeper.as_ref(),
             settles: self.alone.load(Ordering::Relaxed),

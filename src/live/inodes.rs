@@ -13,47 +13,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::nodes::generation_of;
-use super::tables::{Dirs, HotFiles, Locks, NodeTable, Tables};
-use super::through::Through;
+use super::tables::{Dirs, HotFiles, Locks, NodeTable, SharedTables};
+use super::through::BranchState;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
-use foreign::Foreign;
-pub(super) use inherited::{Inheritance, Inherited};
+use foreign::ForeignNames;
+pub(super) use inherited::{InheritedInode, InheritedPart};
 pub(super) use walk::names_of;
 
 /// An inode, with the path by which it was reached, if known.
 #[derive(Clone, Copy, Debug)]
-pub struct At<'a> {
+pub struct NodeRef<'a> {
     /// The inode.
     pub slot: Slot,
     /// The path by which it was reached.
     pub trail: Option<&'a Arc<Trail>>,
 }
 
-impl From<Slot> for At<'_> {
+impl From<Slot> for NodeRef<'_> {
     fn from(slot: Slot) -> Self {
-        At { slot, trail: None }
+        NodeRef { slot, trail: None }
     }
 }
 
-impl<'a> From<&'a Arc<Trail>> for At<'a> {
+impl<'a> From<&'a Arc<Trail>> for NodeRef<'a> {
     fn from(trail: &'a Arc<Trail>) -> Self {
-        At {
+        NodeRef {
             slot: trail.slot,
             trail: Some(trail),
         }
     }
 }
 
-impl<'a> At<'a> {
+impl<'a> NodeRef<'a> {
     /// Returns the parent directory of one of its places.
-    fn above(self, place: &Place) -> At<'a> {
+    fn above(self, place: &Place) -> NodeRef<'a> {
         let up = self.trail.and_then(|trail| trail.up.as_ref());
-        At {
+        NodeRef {
             slot: place.parent,
             trail: up.filter(|up| up.slot == place.parent),
         }
@@ -61,8 +61,8 @@ impl<'a> At<'a> {
 }
 
 /// A directory on the way up, in a search.
-struct Level<'a> {
-    at: At<'a>,
+struct ClimbLevel<'a> {
+    at: NodeRef<'a>,
     /// Places that remain to be tried.
     places: std::vec::IntoIter<Place>,
     /// The name at the place being tried.
@@ -71,10 +71,10 @@ struct Level<'a> {
     unknown: Option<Errno>,
 }
 
-impl<'a> Level<'a> {
-    fn of(inodes: &Inodes, at: At<'a>) -> Level<'a> {
+impl<'a> ClimbLevel<'a> {
+    fn of(inodes: &Inodes, at: NodeRef<'a>) -> ClimbLevel<'a> {
         let (places, unknown) = inodes.places_known(at);
-        Level {
+        ClimbLevel {
             at,
             places: places.into_iter(),
             name: None,
@@ -85,7 +85,7 @@ impl<'a> Level<'a> {
 
 /// An inode and the directory entry at which it was found.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FoundInode {
     pub(super) parent: Slot,
     pub(super) dir: Arc<OwnedFd>,
     pub(super) name: Name,
@@ -117,21 +117,21 @@ pub struct Inodes {
     root_ino: u64,
     reflink: bool,
     /// The base of a branch.
-    through: Option<Arc<Through>>,
+    through: Option<Arc<BranchState>>,
     /// Number of temporary files created so far.
     copies: AtomicU64,
     /// Places of inodes that the kernel may not reference.
-    pub found: PlacesFound,
-    foreign: Foreign,
+    pub found: PlaceHints,
+    foreign: ForeignNames,
     /// Inodes that this process may not read.
-    pub refused: Refused,
+    pub refused: DeniedInode,
 }
 
 /// Records the last inode that this process may not read.
 #[derive(Default)]
-pub struct Refused(AtomicU64);
+pub struct DeniedInode(AtomicU64);
 
-impl Refused {
+impl DeniedInode {
     fn noted<T>(&self, slot: Slot, result: SysResult<T>) -> SysResult<T> {
         result.inspect_err(|errno| {
             if *errno == Errno::EACCES {
@@ -149,14 +149,14 @@ impl Refused {
 
 /// Places of inodes that the kernel may not reference. The mutexes are leaves.
 #[derive(Default)]
-pub struct PlacesFound {
+pub struct PlaceHints {
     /// Inodes that a recovery looks for.
     recovered: Mutex<HashMap<Slot, Place>>,
     /// Directories on the paths of a plan.
     on_the_way: Mutex<HashMap<Slot, Place>>,
 }
 
-impl PlacesFound {
+impl PlaceHints {
     /// Notes the place of an inode that a recovery needs.
     pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
         self.recovered.lock().insert(slot, place(dir, name));
@@ -181,7 +181,7 @@ impl PlacesFound {
 }
 
 impl Inodes {
-    pub(super) fn new(tables: &Tables, stat: &Stat) -> Arc<Inodes> {
+    pub(super) fn new(tables: &SharedTables, stat: &Stat) -> Arc<Inodes> {
         Arc::new(Inodes {
             timeline: Arc::clone(&tables.timeline),
             root: Arc::clone(&tables.root),
@@ -195,9 +195,9 @@ impl Inodes {
             reflink: tables.reflink,
             through: tables.through.clone(),
             copies: AtomicU64::new(0),
-            found: PlacesFound::default(),
-            foreign: Foreign::default(),
-            refused: Refused::default(),
+            found: PlaceHints::default(),
+            foreign: ForeignNames::default(),
+            refused: DeniedInode::default(),
         })
     }
 
@@ -225,7 +225,7 @@ impl Inodes {
     }
 
     /// Returns the names under which an inode may be found, the likeliest first.
-    pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
+    pub(super) fn places(&self, at: NodeRef<'_>) -> Vec<Place> {
         self.places_known(at).0
     }
 
@@ -241,7 +241,7 @@ impl Inodes {
     }
 
     /// As [`Inodes::places`], with the error of the history lookup if the list may be incomplete.
-    fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
+    fn places_known(&self, at: NodeRef<'_>) -> (Vec<Place>, Option<Errno>) {
         let mut places: Vec<Place> = self
             .nodes
             .lock()
@@ -276,12 +276,12 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE if it is at none of them; another error if a place could not be examined.
-    pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
+    pub(super) fn find(&self, at: NodeRef<'_>) -> SysResult<FoundInode> {
         // ESTALE requires proof: a place that could not be examined may be the right one.
         let look = |place: &Place| {
             let dir = self.dir(at.above(place))?;
             let stat = sys::stat_at(&dir, place.name.as_bytes())?;
-            Ok((self.slot_of(&stat) == Ok(at.slot)).then(|| Found {
+            Ok((self.slot_of(&stat) == Ok(at.slot)).then(|| FoundInode {
                 parent: place.parent,
                 dir,
                 name: place.name.clone(),
@@ -318,7 +318,7 @@ impl Inodes {
     /// # Errors
     /// ESTALE if it is not found, ENOTDIR if it is not a directory; another error if a place could
     /// not be examined.
-    pub fn dir<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
+    pub fn dir<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<Arc<OwnedFd>> {
         let at = at.into();
         match self.dir_at_hand(at.slot) {
             Some(fd) => Ok(fd),
@@ -337,8 +337,8 @@ impl Inodes {
 
     /// Ascends from a directory to one that is open, and descends again by name. Iterative, because
     /// a tree can be deeper than the stack.
-    fn climb(&self, at: At<'_>) -> SysResult<Arc<OwnedFd>> {
-        let (mut levels, mut above) = (vec![Level::of(self, at)], HashSet::from([at.slot]));
+    fn climb(&self, at: NodeRef<'_>) -> SysResult<Arc<OwnedFd>> {
+        let (mut levels, mut above) = (vec![ClimbLevel::of(self, at)], HashSet::from([at.slot]));
         // Result for the directory above the last level. `None`: the next place of that level is to
         // be tried.
         let mut found: Option<SysResult<Arc<OwnedFd>>> = None;
@@ -372,7 +372,7 @@ impl Inodes {
             last.name = Some(place.name);
             match self.dir_at_hand(up.slot) {
                 Some(fd) => found = Some(Ok(fd)),
-                None if above.insert(up.slot) => levels.push(Level::of(self, up)),
+                None if above.insert(up.slot) => levels.push(ClimbLevel::of(self, up)),
                 // Stale places can form a cycle.
                 None => found = Some(Err(Errno::ESTALE)),
             }
@@ -404,7 +404,7 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE if it is not found.
-    pub fn stat<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Stat> {
+    pub fn stat<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<Stat> {
         let at = at.into();
         if let Some(attr) = self.base().attr_of_base(at)? {
             return Ok(attr.stat);
@@ -432,7 +432,7 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE if it is not found.
-    pub fn fd<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
+    pub fn fd<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<Arc<OwnedFd>> {
         let at = at.into();
         if at.slot == Slot::ROOT {
             return Ok(Arc::clone(&self.root));
@@ -471,7 +471,7 @@ impl Inodes {
     /// the result if it is the right inode.
     fn at_known_name<T: AsFd>(
         &self,
-        at: At<'_>,
+        at: NodeRef<'_>,
         open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>,
     ) -> Option<(T, Stat)> {
         let place = self.known_place(at.slot)?;
@@ -485,7 +485,7 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE if it is not found, EINVAL if it is not a regular file; those of open(2).
-    pub(super) fn open_file(&self, at: At<'_>, how: Open) -> SysResult<(File, Stat)> {
+    pub(super) fn open_file(&self, at: NodeRef<'_>, how: Open) -> SysResult<(File, Stat)> {
         let regular = |stat: &Stat| {
             if stat.kind == Kind::File {
                 Ok(())

@@ -26,14 +26,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::nodes::{generation_of, is_same};
-use super::past::{Captures, Inodes, Past};
-use super::tables::Tables;
+use super::past::{CaptureCtx, Captures, Inodes};
+use super::tables::SharedTables;
 use crate::history::timeline::Timeline;
-use crate::history::wake::Wake;
-use crate::store::baseline::Node;
+use crate::history::wake::IdleThread;
+use crate::store::baseline::BaselineNode;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
-use crate::sys::{self, Errno, Gently, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
+use crate::sys::{
+    self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, ThrottledUnlink, Time,
+};
 
 const NAME: &[u8] = b"kept";
 /// File in the directory; present if nothing is missing.
@@ -53,7 +55,7 @@ pub(super) const SPACE_KEPT_BYTES: u64 = 256 << 20;
 /// Amount of content that an unmount saves, in case it is changed while nothing is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Keep {
+pub enum SavePolicy {
     /// Clones made within two seconds; without reflink, copies of small files up to 64 MiB in
     /// total.
     #[default]
@@ -64,13 +66,13 @@ pub enum Keep {
     All,
 }
 
-impl Keep {
+impl SavePolicy {
     /// Parses a value of the setting `umount.keep`.
-    pub fn named(word: &str) -> Option<Keep> {
+    pub fn named(word: &str) -> Option<SavePolicy> {
         match word {
-            "some" => Some(Keep::Some),
-            "none" => Some(Keep::None),
-            "all" => Some(Keep::All),
+            "some" => Some(SavePolicy::Some),
+            "none" => Some(SavePolicy::None),
+            "all" => Some(SavePolicy::All),
             _ => None,
         }
     }
@@ -78,9 +80,9 @@ impl Keep {
     /// Returns the time limit.
     pub(super) fn time(self) -> Duration {
         match self {
-            Keep::Some => Duration::from_secs(2),
-            Keep::None => Duration::ZERO,
-            Keep::All => Duration::from_secs(24 * 3600),
+            SavePolicy::Some => Duration::from_secs(2),
+            SavePolicy::None => Duration::ZERO,
+            SavePolicy::All => Duration::from_secs(24 * 3600),
         }
     }
 }
@@ -95,24 +97,24 @@ fn is_of(clone: &Stat, file: &Stat) -> bool {
 }
 
 /// Makes clones within a time limit.
-pub(super) struct Keeper<'a> {
-    kept: &'a Kept,
+pub(super) struct ContentSaver<'a> {
+    kept: &'a SavedContent,
     dir: OwnedFd,
-    how: Keep,
+    how: SavePolicy,
     /// `None`: no time limit.
     until: Option<Instant>,
-    /// Value of `Kept::drops` at the start.
+    /// Value of `SavedContent::drops` at the start.
     drops: u64,
     /// Saved content was complete, except for changes since the last baseline.
     whole: bool,
     /// A checkpoint will show the current tree: files that were created or changed in the open
     /// epoch are also saved.
     all: bool,
-    done: RefCell<Done>,
+    done: RefCell<SaveProgress>,
 }
 
 #[derive(Default)]
-struct Done {
+struct SaveProgress {
     /// Valid clones.
     used: HashSet<Vec<u8>>,
     /// Clones that may be obsolete.
@@ -128,19 +130,19 @@ struct Done {
 }
 
 /// Content saved for an absence. See the module.
-pub struct Kept {
+pub struct SavedContent {
     timeline: Arc<Timeline>,
     reflink: bool,
-    wake: Arc<Wake>,
+    wake: Arc<IdleThread>,
     inodes: Arc<Inodes>,
     captures: Arc<Captures>,
     /// How often all of it was removed.
     drops: AtomicU64,
 }
 
-impl Kept {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Kept> {
-        Arc::new(Kept {
+impl SavedContent {
+    pub(super) fn new(tables: &SharedTables, past: &CaptureCtx) -> Arc<SavedContent> {
+        Arc::new(SavedContent {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
             wake: Arc::clone(&tables.wake),
@@ -155,8 +157,8 @@ impl Kept {
     }
 
     /// Returns a keeper for this amount of content; `None` if nothing is to be saved.
-    pub(super) fn keeper(&self, how: Keep, all: bool) -> SysResult<Option<Keeper<'_>>> {
-        if how == Keep::None {
+    pub(super) fn keeper(&self, how: SavePolicy, all: bool) -> SysResult<Option<ContentSaver<'_>>> {
+        if how == SavePolicy::None {
             return self.drop_all().map(|()| None);
         }
         self.keeper_until(how, Instant::now().checked_add(how.time()), all)
@@ -164,17 +166,22 @@ impl Kept {
     }
 
     /// Returns a keeper that clones ahead, in idle time.
-    pub(super) fn keeper_ahead(&self) -> SysResult<Keeper<'_>> {
-        self.keeper_until(Keep::All, None, false)
+    pub(super) fn keeper_ahead(&self) -> SysResult<ContentSaver<'_>> {
+        self.keeper_until(SavePolicy::All, None, false)
     }
 
-    fn keeper_until(&self, how: Keep, until: Option<Instant>, all: bool) -> SysResult<Keeper<'_>> {
+    fn keeper_until(
+        &self,
+        how: SavePolicy,
+        until: Option<Instant>,
+        all: bool,
+    ) -> SysResult<ContentSaver<'_>> {
         let drops = self.drops.load(Ordering::SeqCst);
         match sys::mkdir_at(self.timeline.store().layout.dir(), NAME, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Keeper {
+        Ok(ContentSaver {
             kept: self,
             dir: self.kept_dir()?,
             how,
@@ -212,7 +219,7 @@ impl Kept {
 
     /// Adds the saved content of a file to the layer of the open epoch. Returns `None` if no
     /// content was saved, or it is not needed.
-    pub(super) fn take_kept(&self, node: &Node) -> SysResult<Option<ObjectId>> {
+    pub(super) fn take_kept(&self, node: &BaselineNode) -> SysResult<Option<ObjectId>> {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if !self.timeline.epochs.needs(&Key::Data(slot)) || self.timeline.epochs.is_born(slot) {
             return Ok(None);
@@ -284,7 +291,7 @@ fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
         dir => dir?,
     };
     let (entries, last) = sys::read_dir(&dir, 0, most)?;
-    let mut gently = Gently::default();
+    let mut gently = ThrottledUnlink::default();
     for entry in entries
         .iter()
         .filter(|entry| !matches!(entry.name.as_slice(), b"." | b".."))
@@ -302,18 +309,18 @@ fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
     }
 }
 
-impl Keeper<'_> {
+impl ContentSaver<'_> {
     /// Saves the content of a file, if a checkpoint shows it and only the file has it.
-    pub(super) fn keep(&self, dir: impl AsFd, name: &Name, node: &Node) {
+    pub(super) fn keep(&self, dir: impl AsFd, name: &Name, node: &BaselineNode) {
         self.keep_opened(node, |how| sys::open_file_at(&dir, name.as_bytes(), how));
     }
 
-    /// As [`Keeper::keep`], for a file given by descriptor.
-    pub(super) fn keep_inode(&self, fd: impl AsFd, node: &Node) {
+    /// As [`ContentSaver::keep`], for a file given by descriptor.
+    pub(super) fn keep_inode(&self, fd: impl AsFd, node: &BaselineNode) {
         self.keep_opened(node, |how| sys::reopen(&fd, how));
     }
 
-    fn keep_opened(&self, node: &Node, open: impl Fn(Open) -> SysResult<File>) {
+    fn keep_opened(&self, node: &BaselineNode, open: impl Fn(Open) -> SysResult<File>) {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if stat.kind != Kind::File || stat.size == 0 {
             return;
@@ -343,7 +350,7 @@ impl Keeper<'_> {
     }
 
     /// Marks the clone of a file as possibly obsolete.
-    pub(super) fn doubt(&self, node: &Node) {
+    pub(super) fn doubt(&self, node: &BaselineNode) {
         if node.child.kind == Kind::File && node.attr.stat.size > 0 {
             self.done
                 .borrow_mut()
@@ -354,7 +361,7 @@ impl Keeper<'_> {
 
     /// Returns whether the file may be saved: a clone always may, while copies are limited in size.
     fn fits(&self, stat: &Stat) -> bool {
-        let all = self.kept.reflink || self.how == Keep::All;
+        let all = self.kept.reflink || self.how == SavePolicy::All;
         all || (stat.size <= COPY_MAX
             && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
     }
@@ -461,7 +468,7 @@ impl Keeper<'_> {
         self.settle(&done, left_out)
     }
 
-    fn settle(&self, done: &Done, left_out: u64) -> SysResult<u64> {
+    fn settle(&self, done: &SaveProgress, left_out: u64) -> SysResult<u64> {
         if !done.copies.is_empty() {
             // After a power cut an unsynced copy would have its full size and contain zeros.
             sys::syncfs(&self.dir)?;

@@ -17,7 +17,7 @@ const EXCHANGES_MAX: usize = 256;
 
 /// Identity of the kernel request that an operation serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turn {
+pub struct KernelRequest {
     /// Request number; 0 if the operation serves no request.
     pub request: u64,
     /// The request was sent to a worker that died before: it may have been carried out.
@@ -28,7 +28,7 @@ pub struct Turn {
 
 /// Process that keeps descriptors open in case this one dies. Its methods never block, and failures
 /// are ignored.
-pub trait Keeper: Send + Sync {
+pub trait FdKeeper: Send + Sync {
     /// Keeps `fd` open under the number of its inode.
     fn keep(&self, number: u64, fd: BorrowedFd<'_>);
     /// Closes that descriptor.
@@ -36,22 +36,22 @@ pub trait Keeper: Send + Sync {
 }
 
 /// Descriptors of unlinked inodes from a keeper, by inode number.
-pub type Orphans = HashMap<u64, OwnedFd>;
+pub type KeptFds = HashMap<u64, OwnedFd>;
 
 /// Handover state, in a ledger and in a keeper that outlive this worker.
-pub struct Legacy {
+pub struct HandoverState {
     ledger: Arc<Ledger>,
-    keeper: Arc<dyn Keeper>,
+    keeper: Arc<dyn FdKeeper>,
     /// Inodes that the keeper has descriptors of.
     kept: Mutex<HashSet<Slot>>,
     hot: Mutex<HashMap<Slot, RowId>>,
     exchanges: Mutex<VecDeque<RowId>>,
 }
 
-impl Legacy {
+impl HandoverState {
     /// Creates the state of a worker; the ledger is empty, or has the rows of the previous worker.
-    pub fn new(ledger: Arc<Ledger>, keeper: Arc<dyn Keeper>) -> Legacy {
-        Legacy {
+    pub fn new(ledger: Arc<Ledger>, keeper: Arc<dyn FdKeeper>) -> HandoverState {
+        HandoverState {
             ledger,
             keeper,
             kept: Mutex::default(),
@@ -66,7 +66,7 @@ fn words<const N: usize>(some: [u64; N]) -> [u64; ROW_WORDS] {
 }
 
 /// A hot file of the previous worker.
-pub(super) struct LeftHot {
+pub(super) struct HandedHotFile {
     pub(super) slot: Slot,
     /// Whether it may be mapped; `None` if it is already in the table of hot files or its inode is
     /// unlinked.
@@ -77,11 +77,11 @@ pub(super) struct LeftHot {
 
 /// The handover state. Without a holder it is empty and nothing is recorded.
 #[derive(Default)]
-pub struct Handover(OnceLock<Legacy>);
+pub struct HandoverLog(OnceLock<HandoverState>);
 
-impl Handover {
+impl HandoverLog {
     /// Starts recording, once a holder exists.
-    pub fn hand_over(&self, legacy: Legacy) {
+    pub fn hand_over(&self, legacy: HandoverState) {
         let _ = self.0.set(legacy);
     }
 
@@ -136,7 +136,7 @@ impl Handover {
 
     /// Records two inodes that are about to be exchanged. Their names do not show whether the
     /// exchange was carried out.
-    pub(super) fn leave_exchange(&self, turn: Turn, source: Slot, target: Slot) {
+    pub(super) fn leave_exchange(&self, turn: KernelRequest, source: Slot, target: Slot) {
         let Some(legacy) = self.0.get() else { return };
         let mut rows = legacy.exchanges.lock();
         rows.extend(
@@ -153,7 +153,7 @@ impl Handover {
 
     /// Returns the inode that the exchange of this request was to move to the first name, if the
     /// exchange was begun.
-    pub(super) fn exchange_begun(&self, turn: Turn) -> Option<Slot> {
+    pub(super) fn exchange_begun(&self, turn: KernelRequest) -> Option<Slot> {
         let rows = self.0.get()?.ledger.rows();
         let begun = rows
             .into_iter()
@@ -162,7 +162,7 @@ impl Handover {
     }
 
     /// Adopts the ledger of the previous worker, and calls `hot` for each of its hot files.
-    pub(super) fn adopt(&self, orphans: &Orphans, hot: impl Fn(LeftHot)) {
+    pub(super) fn adopt(&self, orphans: &KeptFds, hot: impl Fn(HandedHotFile)) {
         let Some(legacy) = self.0.get() else { return };
         for row in legacy.ledger.rows() {
             let [number, mappable, past_mount, ..] = row.words;
@@ -175,7 +175,7 @@ impl Handover {
                     }
                     legacy.ledger.remove(row.id);
                     let unknown = known.is_none() && !orphans.contains_key(&number);
-                    hot(LeftHot {
+                    hot(HandedHotFile {
                         slot,
                         mappable: unknown.then_some(mappable != 0),
                         past_mount: past_mount != 0,

@@ -14,14 +14,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::tables::{HotFiles, Locks, NodeTable, Tables};
+use super::tables::{HotFiles, Locks, NodeTable, SharedTables};
 use crate::store::ids::Slot;
 
 /// No touch yet.
 const NONE: u64 = u64::MAX;
 
 /// Detects whether a store through a mapping may be missing from the tree. See the module.
-pub struct Mapped {
+pub struct MappedWatch {
     locks: Arc<Locks>,
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
@@ -31,9 +31,9 @@ pub struct Mapped {
     first_touch: AtomicU64,
 }
 
-impl Mapped {
-    pub(super) fn new(tables: &Tables) -> Arc<Mapped> {
-        Arc::new(Mapped {
+impl MappedWatch {
+    pub(super) fn new(tables: &SharedTables) -> Arc<MappedWatch> {
+        Arc::new(MappedWatch {
             locks: Arc::clone(&tables.locks),
             nodes: Arc::clone(&tables.nodes),
             hot: Arc::clone(&tables.hot),

@@ -14,7 +14,7 @@
 //! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of
 //!    hot files; and the leaves, which say so.
 //!
-//! **Who asks.** A [`Change`] is made where a request or a verb begins, and is passed down to what
+//! **Who asks.** A [`ChangeCtx`] is made where a request or a verb begins, and is passed down to what
 //! changes something and to what records it: for whom that is, and what must be waited for.
 //!
 //! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its
@@ -22,14 +22,14 @@
 //! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are
 //!   open or hot, calls under way, what a worker leaves to the next;
 //! - what each change needs to keep the past (`past`): an inode is found ([`Inodes`]) and captured
-//!   (`Captures`), nobody is waited for with a lock held ([`Busy`]), what must be on the disk first
-//!   is ([`Durability`]), and it is known who asks ([`Writers`]);
+//!   (`Captures`), nobody is waited for with a lock held ([`LockWaits`]), what must be on the disk first
+//!   is ([`Durability`]), and it is known who asks ([`WriterTable`]);
 //! - the changes: of attributes ([`Attrs`]), of names ([`Removal`], [`Names`]), of content
 //!   ([`Files`]), and a restore's ([`Staging`], [`Swaps`]);
-//! - the checkpoint's: [`Settling`], [`Mapped`], [`Cuts`];
-//! - an absence: what is kept for it ([`Kept`]), what it changed ([`Baselines`]), and what is done
-//!   ahead ([`Idle`]);
-//! - what is done when the machine has nothing else to do ([`Sharing`], [`Sealer`]);
+//! - the checkpoint's: [`Settling`], [`MappedWatch`], [`Cuts`];
+//! - an absence: what is kept for it ([`SavedContent`]), what it changed ([`BaselineUpdate`]), and what is done
+//!   ahead ([`AbsencePrep`]);
+//! - what is done when the machine has nothing else to do ([`OnlineDedup`], [`Sealer`]);
 //! - after a crash: [`Recovery`], and [`Adoption`] by the next worker.
 
 mod attribution;
@@ -79,42 +79,42 @@ mod xattrs;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub use attribution::{Writers, opener_word};
-pub use attrs::{Attrs, NewAttrs};
-pub use baseline::Baselines;
-pub use busy::Busy;
-pub use calls::Calls;
-pub use change::Change;
+pub use attribution::{WriterTable, opener_word};
+pub use attrs::{AttrChange, Attrs};
+pub use baseline::BaselineUpdate;
+pub use busy::LockWaits;
+pub use calls::BlockingCalls;
+pub use change::ChangeCtx;
 pub use cut::Cuts;
 pub use data::Files;
-pub use dedup::Sharing;
+pub use dedup::OnlineDedup;
 pub use durable::Durability;
 pub use handles::{Handle, HandleId, Handles, OpenFlags};
 pub use hot::HotFiles;
-pub use idle::Idle;
-pub use inodes::{At, Inodes};
-pub use kept::{Keep, Kept, drop_kept};
-pub use legacy::{Handover, Keeper, Legacy, Orphans, Turn};
+pub use idle::AbsencePrep;
+pub use inodes::{Inodes, NodeRef};
+pub use kept::{SavePolicy, SavedContent, drop_kept};
+pub use legacy::{FdKeeper, HandoverLog, HandoverState, KeptFds, KernelRequest};
 pub use locks::{Freeze, Locks};
-pub use mapped::Mapped;
-pub use names::{Made, Make, Names};
+pub use mapped::MappedWatch;
+pub use names::{CreatedInode, Names, NewInode};
 pub use nodes::IoMode;
 pub use passthrough::Passthrough;
 pub use recent_unlinks::RecentUnlinks;
 pub use recover::Recovery;
 pub use remove::Removal;
-pub use sealer::{HashMode, Sealer};
+pub use sealer::{Sealer, SealerMode};
 pub use settle::Settling;
-pub use staged::{STAGED_PREFIX, Staged, Staging, Swap, Wanted};
-pub use stale_names::Forgetting;
+pub use staged::{InodeSpec, STAGED_PREFIX, Staged, Staging, Swap};
+pub use stale_names::PendingInvalidation;
 pub use swaps::Swaps;
 pub use table::NodeTable;
 pub use takeover::Adoption;
 
 use copy_up::CopyUp;
-use past::Past;
-use tables::Tables;
-use through::Through;
+use past::CaptureCtx;
+use tables::SharedTables;
+use through::BranchState;
 
 use crate::history::base::Base;
 use crate::history::timeline::Timeline;
@@ -129,7 +129,7 @@ pub struct Live {
     /// The locks, and the counters of changes.
     pub locks: Arc<Locks>,
     /// State for the worker that takes over.
-    pub handover: Arc<Handover>,
+    pub handover: Arc<HandoverLog>,
     /// Nodes known to the kernel.
     pub nodes: Arc<NodeTable>,
     /// Inodes that recently lost one of several names. Attributes sent with a directory listing may
@@ -142,17 +142,17 @@ pub struct Live {
     /// Files that the kernel may write to without a request.
     pub hot: Arc<HotFiles>,
     /// Calls in flight that may wait for another user's process.
-    pub calls: Arc<Calls>,
+    pub calls: Arc<BlockingCalls>,
     /// Finds inodes by slot, and reads their attributes.
     pub inodes: Arc<Inodes>,
     /// Order of writes to the disk.
     pub durability: Arc<Durability>,
     /// Authors of requests, and the processes that have files open for writing.
-    pub writers: Arc<Writers>,
+    pub writers: Arc<WriterTable>,
     /// Freezes the tree, and waits for other processes without a lock.
-    pub busy: Arc<Busy>,
+    pub busy: Arc<LockWaits>,
     /// Files with daemon I/O that may be mapped for writing.
-    pub mapped: Arc<Mapped>,
+    pub mapped: Arc<MappedWatch>,
     /// Captures hot files at one instant for a checkpoint.
     pub cuts: Arc<Cuts>,
     /// Detects hot files that no process can write to any more.
@@ -170,13 +170,13 @@ pub struct Live {
     /// Opens, reads, writes and closes files.
     pub files: Files,
     /// Content saved for an absence.
-    pub kept: Arc<Kept>,
+    pub kept: Arc<SavedContent>,
     /// The baseline: the tree at the end of the last mount.
-    pub baselines: Arc<Baselines>,
+    pub baselines: Arc<BaselineUpdate>,
     /// Idle-time preparation for an absence.
-    pub idle: Arc<Idle>,
+    pub idle: Arc<AbsencePrep>,
     /// Shares the extents of identical content.
-    pub sharing: Arc<Sharing>,
+    pub sharing: Arc<OnlineDedup>,
     /// Hashes captured objects.
     pub sealer: Arc<Sealer>,
     /// Recovery after an unclean end of a daemon.
@@ -204,11 +204,13 @@ impl Live {
             return Err(Errno::EXDEV);
         }
         let tmp = || Ok::<_, Errno>(timeline.store().layout.tmp_dir()?);
-        let through = base.map(|base| Through::new(base, tmp()?)).transpose()?;
-        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, through, &stat);
-        let past = Past::new(&tables, &stat)?;
+        let through = base
+            .map(|base| BranchState::new(base, tmp()?))
+            .transpose()?;
+        let tables = SharedTables::new(root, Arc::new(staging), timeline, reflink, through, &stat);
+        let past = CaptureCtx::new(&tables, &stat)?;
         let settling = Settling::new(&tables, &past);
-        let mapped = Mapped::new(&tables);
+        let mapped = MappedWatch::new(&tables);
         let staged = Staging::new(&tables, &past, &tables.staging);
         let copies = CopyUp::new(&tables, &past);
         let attrs = Attrs::new(&tables, &past, &copies);
@@ -219,11 +221,11 @@ impl Live {
             (&settling, &mapped),
             (&attrs, &names, &removal),
         ));
-        let kept = Kept::new(&tables, &past);
-        let baselines = Baselines::new(&tables, &past, &kept, &attrs);
+        let kept = SavedContent::new(&tables, &past);
+        let baselines = BaselineUpdate::new(&tables, &past, &kept, &attrs);
         past.inodes.base().begin_branch()?;
-        let idle = Idle::new(&tables, &baselines, &kept);
-        let sharing = Sharing::new(&tables);
+        let idle = AbsencePrep::new(&tables, &baselines, &kept);
+        let sharing = OnlineDedup::new(&tables);
         Ok(Live {
             cuts: Cuts::new(&tables, &past),
             staged,

@@ -6,14 +6,14 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
-use super::inodes::{At, place, target_of};
+use super::inodes::{NodeRef, place, target_of};
 use super::nodes::generation_of;
-use super::past::{Busy, Captures, Durability, Inodes, Past};
+use super::past::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::remove::Removal;
-use super::tables::{Dirs, Handover, Locks, NodeTable, Tables};
+use super::tables::{Dirs, HandoverLog, Locks, NodeTable, SharedTables};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
@@ -22,7 +22,7 @@ use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 
 /// Description of an inode to create.
 #[derive(Clone, Debug)]
-pub struct Make<'a> {
+pub struct NewInode<'a> {
     /// File type.
     pub kind: Kind,
     /// Requested permission bits.
@@ -45,7 +45,7 @@ pub struct Make<'a> {
 
 /// An inode that was created, or found in a retry.
 #[derive(Debug)]
-pub struct Made {
+pub struct CreatedInode {
     /// Its slot.
     pub slot: Slot,
     /// Its generation.
@@ -63,11 +63,11 @@ pub struct Names {
     locks: Arc<Locks>,
     nodes: Arc<NodeTable>,
     dirs: Arc<Dirs>,
-    handover: Arc<Handover>,
+    handover: Arc<HandoverLog>,
     inodes: Arc<Inodes>,
     durability: Arc<Durability>,
     captures: Arc<Captures>,
-    busy: Arc<Busy>,
+    busy: Arc<LockWaits>,
     copies: Arc<CopyUp>,
     removal: Arc<Removal>,
     /// Cached error of a rename over a directory that is not empty.
@@ -94,8 +94,8 @@ impl Names {
     }
 
     pub(super) fn new(
-        tables: &Tables,
-        past: &Past,
+        tables: &SharedTables,
+        past: &CaptureCtx,
         copies: &Arc<CopyUp>,
         removal: &Arc<Removal>,
     ) -> Arc<Names> {
@@ -123,11 +123,11 @@ impl Names {
     /// failed; nothing changed then.
     pub fn make(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         parent: Slot,
         name: &Name,
-        make: &Make<'_>,
-    ) -> SysResult<Made> {
+        make: &NewInode<'_>,
+    ) -> SysResult<CreatedInode> {
         self.copies.own(parent)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
@@ -137,12 +137,12 @@ impl Names {
     /// As [`Names::make`]; the caller holds the freeze lock and the tree.
     pub fn make_in(
         &self,
-        change: &Change,
-        parent: At<'_>,
+        change: &ChangeCtx,
+        parent: NodeRef<'_>,
         name: &Name,
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         lookups: u64,
-    ) -> SysResult<Made> {
+    ) -> SysResult<CreatedInode> {
         if self.nodes.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
@@ -184,7 +184,7 @@ impl Names {
     }
 
     /// Returns whether a matching inode exists.
-    fn is_made(&self, dir: &OwnedFd, name: &Name, make: &Make<'_>) -> SysResult<bool> {
+    fn is_made(&self, dir: &OwnedFd, name: &Name, make: &NewInode<'_>) -> SysResult<bool> {
         match sys::stat_at(dir, name.as_bytes()) {
             Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => {
                 Ok(sys::readlink_at(dir, name.as_bytes())? == make.target)
@@ -199,7 +199,7 @@ impl Names {
         &self,
         dir: &Arc<OwnedFd>,
         name: &Name,
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         mode: u32,
     ) -> SysResult<Option<File>> {
         let name = name.as_bytes();
@@ -237,8 +237,8 @@ impl Names {
     /// Checks that a name is unused, and records its absence.
     fn record_new_name(
         &self,
-        change: &Change,
-        parent: At<'_>,
+        change: &ChangeCtx,
+        parent: NodeRef<'_>,
         dir: &OwnedFd,
         name: &Name,
         how: NameTouch,
@@ -259,15 +259,15 @@ impl Names {
     #[allow(clippy::too_many_arguments)]
     fn own(
         &self,
-        change: &Change,
-        parent: At<'_>,
+        change: &ChangeCtx,
+        parent: NodeRef<'_>,
         dir: &OwnedFd,
         name: &Name,
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         mode: u32,
         file: Option<File>,
         lookups: u64,
-    ) -> SysResult<Made> {
+    ) -> SysResult<CreatedInode> {
         let mut stat = sys::stat_at(dir, name.as_bytes())?;
         let group_given = stat.gid != make.gid && sys::stat_fd(dir)?.mode & 0o2000 != 0;
         if stat.uid != make.uid || (stat.gid != make.gid && !group_given) {
@@ -299,7 +299,7 @@ impl Names {
             self.nodes
                 .lock()
                 .learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
-        Ok(Made {
+        Ok(CreatedInode {
             slot,
             generation,
             stat: self.inodes.base().shown(slot, stat),
@@ -313,12 +313,12 @@ impl Names {
     /// Those of link(2). ENOSPC or EIO if the record failed; nothing changed then.
     pub fn link(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         parent: Slot,
         name: &Name,
         again: bool,
-    ) -> SysResult<Made> {
+    ) -> SysResult<CreatedInode> {
         self.copies.own(slot)?;
         self.copies.own(parent)?;
         self.busy
@@ -327,12 +327,12 @@ impl Names {
 
     fn link_now(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         parent: Slot,
         name: &Name,
         again: bool,
-    ) -> SysResult<Made> {
+    ) -> SysResult<CreatedInode> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         if self.nodes.is_dead(slot) || self.nodes.is_dead(parent) {
@@ -340,7 +340,7 @@ impl Names {
         }
         if again && let Ok((found, generation, stat)) = self.inodes.lookup_in(parent, name, 1) {
             if found == slot {
-                return Ok(Made {
+                return Ok(CreatedInode {
                     slot,
                     generation,
                     stat,
@@ -364,13 +364,13 @@ impl Names {
     /// Links an inode found at `from_name`. The caller holds the freeze lock and the tree.
     fn link_found(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         from: &OwnedFd,
         from_name: &Name,
         to: &Place,
         lookups: u64,
-    ) -> SysResult<Made> {
+    ) -> SysResult<CreatedInode> {
         self.busy.probe_first_for_name(change, slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
         let stat = self.inodes.base().shown(slot, stat);
@@ -409,7 +409,7 @@ impl Names {
             self.nodes
                 .lock()
                 .learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
-        Ok(Made {
+        Ok(CreatedInode {
             slot,
             generation,
             stat,
@@ -422,7 +422,7 @@ impl Names {
     ///
     /// # Errors
     /// Those of link(2).
-    pub fn link_in(&self, change: &Change, from: &Place, to: &Place) -> SysResult<Made> {
+    pub fn link_in(&self, change: &ChangeCtx, from: &Place, to: &Place) -> SysResult<CreatedInode> {
         self.copies.own_name_in(from.parent.into(), &from.name)?;
         self.copies.own_in(to.parent)?;
         let from_dir = self.inodes.dir(from.parent)?;
@@ -438,4 +438,4 @@ impl Names {
     }
 }
 
-impl Made {}
+impl CreatedInode {}

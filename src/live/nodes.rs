@@ -33,7 +33,7 @@ pub struct Node {
     /// Lookups that the kernel has not forgotten yet.
     pub lookups: u64,
     /// Rarely used fields; `None` if all have their defaults.
-    rare: Option<Box<Rare>>,
+    rare: Option<Box<NodeExtra>>,
     /// Number of nodes that have a name in this directory.
     children: u32,
     /// File type.
@@ -61,7 +61,7 @@ pub fn is_same(a: &Stat, b: &Stat) -> bool {
 
 /// Fields of a node that is open, has several names, or has no name.
 #[derive(Debug, Default)]
-struct Rare {
+struct NodeExtra {
     /// Further names.
     links: BTreeSet<Place>,
     /// Open handles.
@@ -146,7 +146,7 @@ impl Node {
         self.rare.as_mut().and_then(|rare| rare.orphan.take())
     }
 
-    fn rare(&mut self) -> &mut Rare {
+    fn rare(&mut self) -> &mut NodeExtra {
         self.rare.get_or_insert_default()
     }
 

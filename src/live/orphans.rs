@@ -8,27 +8,27 @@ use crate::sys::lock::Mutex;
 
 /// Divisor of the process's descriptor limit for optional descriptors of unlinked inodes.
 const SHARE: u64 = 4;
-/// Number of entries checked by each call of [`Orphans::are_many`].
+/// Number of entries checked by each call of [`OrphanCount::are_many`].
 const LOOKED_AT: usize = 16;
 
 /// The descriptors, by weak reference. The mutex is a leaf.
 #[derive(Debug)]
-pub(super) struct Orphans {
-    held: Mutex<Held>,
+pub(super) struct OrphanCount {
+    held: Mutex<OrphanRefs>,
     most: usize,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct OrphanRefs {
     given: Vec<Weak<OwnedFd>>,
     /// Next entry to check.
     at: usize,
 }
 
-impl Orphans {
+impl OrphanCount {
     /// Creates an empty counter for a process with this descriptor limit.
-    pub(super) fn new(descriptors: u64) -> Orphans {
-        Orphans {
+    pub(super) fn new(descriptors: u64) -> OrphanCount {
+        OrphanCount {
             held: Mutex::default(),
             most: usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX),
         }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn those_that_are_gone_do_not_count() {
-        let orphans = Orphans::new(8 * SHARE);
+        let orphans = OrphanCount::new(8 * SHARE);
         let fd = || {
             Arc::new(OwnedFd::from(
                 std::fs::File::open("/dev/null").expect("open"),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::store::ids::Slot;
-use crate::sys::{self, Asker};
+use crate::sys::{self, RequesterIds};
 
 /// Decides whether a file is opened with passthrough I/O.
 pub struct Passthrough {
@@ -43,7 +43,7 @@ impl Passthrough {
     /// root directory. A passthrough call locks the backing inode in the context of a process that
     /// may delay it without limit (see `busy`). I/O of other users goes through the daemon, which
     /// uses private buffers.
-    pub fn is_for(&self, asker: Option<Asker>) -> bool {
+    pub fn is_for(&self, asker: Option<RequesterIds>) -> bool {
         self.is_on()
             && (self.for_all.load(Ordering::Relaxed)
                 || asker.is_none_or(|asker| {

@@ -2,38 +2,38 @@
 
 use std::sync::Arc;
 
-pub(super) use super::attribution::Writers;
-pub(super) use super::busy::Busy;
+pub(super) use super::attribution::WriterTable;
+pub(super) use super::busy::LockWaits;
 pub(super) use super::capture::Captures;
 pub(super) use super::durable::Durability;
 pub(super) use super::inodes::Inodes;
-use super::tables::Tables;
+use super::tables::SharedTables;
 use crate::sys::{self, Stat, SysResult};
 
 /// Finds an inode, captures it, attributes the change, and orders writes to the disk.
 #[derive(Clone)]
-pub(super) struct Past {
+pub(super) struct CaptureCtx {
     pub(super) inodes: Arc<Inodes>,
     pub(super) durability: Arc<Durability>,
-    pub(super) writers: Arc<Writers>,
+    pub(super) writers: Arc<WriterTable>,
     pub(super) captures: Arc<Captures>,
-    pub(super) busy: Arc<Busy>,
+    pub(super) busy: Arc<LockWaits>,
 }
 
-impl Past {
+impl CaptureCtx {
     /// Builds the parts in dependency order. `stat` has the attributes of the root.
     ///
     /// # Errors
     /// Those of statfs(2).
-    pub(super) fn new(tables: &Tables, stat: &Stat) -> SysResult<Past> {
+    pub(super) fn new(tables: &SharedTables, stat: &Stat) -> SysResult<CaptureCtx> {
         let filesystem = sys::fs_name(sys::statfs_fd(&tables.root)?.fs_type);
         let inodes = Inodes::new(tables, stat);
         let is_btrfs = filesystem == "btrfs";
         let durability = Durability::new(tables, is_btrfs && !sys::host::left_out("overtaken"));
-        let writers = Writers::new(tables);
+        let writers = WriterTable::new(tables);
         let captures = Captures::new(tables, &inodes, &durability, is_btrfs);
-        let busy = Busy::new(tables, &inodes, &captures);
-        Ok(Past {
+        let busy = LockWaits::new(tables, &inodes, &captures);
+        Ok(CaptureCtx {
             inodes,
             durability,
             writers,

@@ -3,14 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::change::Change;
-use super::inodes::{At, at_place, is_elsewhere};
-use super::past::{Captures, Inodes, Past};
+use super::change::ChangeCtx;
+use super::inodes::{NodeRef, at_place, is_elsewhere};
+use super::past::{CaptureCtx, Captures, Inodes};
 use super::remove::Removal;
-use super::tables::{HotFiles, Locks, Tables};
+use super::tables::{HotFiles, Locks, SharedTables};
 use crate::history::attribution::Author;
-use crate::history::present::{Present, Trail};
-use crate::history::timeline::{Aftermath, Moved, Timeline};
+use crate::history::present::{LiveTree, Trail};
+use crate::history::timeline::{RecoveryState, Timeline, UncertainRename};
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layers::file_name;
 use crate::store::record::{Place, Record};
@@ -32,7 +32,11 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Recovery {
+    pub(super) fn new(
+        tables: &SharedTables,
+        past: &CaptureCtx,
+        removal: &Arc<Removal>,
+    ) -> Recovery {
         Recovery {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
@@ -49,7 +53,7 @@ impl Recovery {
     ///
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
-    pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
+    pub fn recover(&self, aftermath: &RecoveryState) -> SysResult<()> {
         for (slot, place, object, whiteout) in &aftermath.replacing {
             self.finish_replacing(*slot, place, (*object, *whiteout))?;
             let layers = &self.timeline.store().layers;
@@ -322,7 +326,7 @@ impl Recovery {
         self.hot.note_syncs(trail.slot);
         self.hot.note_past_mount(trail.slot);
         self.captures
-            .capture(&Change::default(), trail.into(), &file, true)?;
+            .capture(&ChangeCtx::default(), trail.into(), &file, true)?;
         Ok(true)
     }
 
@@ -331,15 +335,15 @@ impl Recovery {
     ///
     /// # Errors
     /// As [`Recovery::recover`]. To be called before it, because it requires correct places.
-    pub fn verify_moved(&self, moved: &HashMap<Slot, Moved>) -> SysResult<()> {
+    pub fn verify_moved(&self, moved: &HashMap<Slot, UncertainRename>) -> SysResult<()> {
         let is_at = |slot: Slot, place: &Place| {
-            let dir = self.inodes.dir(At::from(place.parent));
+            let dir = self.inodes.dir(NodeRef::from(place.parent));
             dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes()))
                 .and_then(|stat| self.inodes.slot_of(&stat))
                 == Ok(slot)
         };
         // A corrected directory may make further inodes reachable: repeated until nothing changes.
-        let mut open: Vec<(Slot, &Moved)> = moved
+        let mut open: Vec<(Slot, &UncertainRename)> = moved
             .iter()
             .filter(|(slot, moved)| !is_at(**slot, &moved.to))
             .map(|(slot, moved)| (*slot, moved))

@@ -12,11 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::capture::data_undo;
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
-use super::inodes::{At, at_place, target_of};
-use super::past::{Busy, Captures, Durability, Inodes, Past};
-use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
+use super::inodes::{NodeRef, at_place, target_of};
+use super::past::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
+use super::tables::{
+    Dirs, HandoverLog, HotFiles, Locks, NodeTable, OrphanCount, RecentUnlinks, SharedTables,
+};
 use super::through::hides as hides_name;
 use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
@@ -26,7 +28,7 @@ use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
 
 /// Fate of an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum UnlinkFate {
     /// The name can be removed: the inode is not needed, or is captured.
     Free,
     /// The inode is to be moved to this object.
@@ -34,8 +36,8 @@ pub(super) enum Fate {
 }
 
 /// An inode at a name, with its attributes.
-pub(super) struct Target<'a> {
-    pub(super) parent: At<'a>,
+pub(super) struct EntryTarget<'a> {
+    pub(super) parent: NodeRef<'a>,
     pub(super) dir: &'a Arc<OwnedFd>,
     pub(super) name: &'a Name,
     pub(super) stat: Stat,
@@ -44,16 +46,16 @@ pub(super) struct Target<'a> {
     xattrs: OnceCell<sys::Xattrs>,
 }
 
-impl<'a> Target<'a> {
+impl<'a> EntryTarget<'a> {
     /// Creates a target from known data.
     pub(super) fn known(
-        parent: At<'a>,
+        parent: NodeRef<'a>,
         dir: &'a Arc<OwnedFd>,
         name: &'a Name,
         stat: Stat,
         slot: Slot,
-    ) -> Target<'a> {
-        Target {
+    ) -> EntryTarget<'a> {
+        EntryTarget {
             parent,
             dir,
             name,
@@ -69,8 +71,8 @@ impl<'a> Target<'a> {
         self,
         xattrs: OnceCell<sys::Xattrs>,
         fd: OnceCell<Arc<OwnedFd>>,
-    ) -> Target<'a> {
-        Target { fd, xattrs, ..self }
+    ) -> EntryTarget<'a> {
+        EntryTarget { fd, xattrs, ..self }
     }
 
     /// Returns the extended attributes, without opening the inode for them alone.
@@ -117,20 +119,24 @@ pub struct Removal {
     nodes: Arc<NodeTable>,
     dirs: Arc<Dirs>,
     hot: Arc<HotFiles>,
-    handover: Arc<Handover>,
-    orphans: Arc<Orphans>,
+    handover: Arc<HandoverLog>,
+    orphans: Arc<OrphanCount>,
     recent_unlinks: Arc<RecentUnlinks>,
     inodes: Arc<Inodes>,
     durability: Arc<Durability>,
     captures: Arc<Captures>,
-    busy: Arc<Busy>,
+    busy: Arc<LockWaits>,
     copies: Arc<CopyUp>,
     /// Number of inodes removed through the staging directory of a branch.
     discards: AtomicU64,
 }
 
 impl Removal {
-    pub(super) fn new(tables: &Tables, past: &Past, copies: &Arc<CopyUp>) -> Arc<Removal> {
+    pub(super) fn new(
+        tables: &SharedTables,
+        past: &CaptureCtx,
+        copies: &Arc<CopyUp>,
+    ) -> Arc<Removal> {
         Arc::new(Removal {
             timeline: Arc::clone(&tables.timeline),
             locks: Arc::clone(&tables.locks),
@@ -152,21 +158,21 @@ impl Removal {
     /// Finds the inode at a name.
     pub(super) fn target<'a>(
         &self,
-        parent: At<'a>,
+        parent: NodeRef<'a>,
         dir: &'a Arc<OwnedFd>,
         name: &'a Name,
-    ) -> SysResult<Target<'a>> {
+    ) -> SysResult<EntryTarget<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         if self.inodes.base().through().is_some() && hides_name(&stat) {
             return Err(Errno::ENOENT);
         }
         let slot = self.inodes.slot_of(&stat)?;
         let stat = self.inodes.base().shown(slot, stat);
-        Ok(Target::known(parent, dir, name, stat, slot))
+        Ok(EntryTarget::known(parent, dir, name, stat, slot))
     }
 
     /// Returns whether a directory is empty.
-    pub(super) fn is_empty(&self, target: &Target<'_>) -> SysResult<bool> {
+    pub(super) fn is_empty(&self, target: &EntryTarget<'_>) -> SysResult<bool> {
         if self.inodes.base().through().is_some() {
             return self.inodes.base().is_empty(target.slot.into());
         }
@@ -181,7 +187,7 @@ impl Removal {
     /// Those of unlink(2) and rmdir(2).
     pub(super) fn discard(
         &self,
-        (parent, name): (At<'_>, &Name),
+        (parent, name): (NodeRef<'_>, &Name),
         dir: &OwnedFd,
         kind: Kind,
     ) -> SysResult<()> {
@@ -219,13 +225,13 @@ impl Removal {
     /// inode. `more` receives the records that are not undo records.
     pub(super) fn plan_unlink(
         &self,
-        target: &Target<'_>,
+        target: &EntryTarget<'_>,
         undo: &mut Vec<Undo>,
         more: &mut Vec<Record>,
-    ) -> SysResult<Fate> {
+    ) -> SysResult<UnlinkFate> {
         let slot = target.slot;
         if self.timeline.epochs.is_born(slot) {
-            return Ok(Fate::Free);
+            return Ok(UnlinkFate::Free);
         }
         self.captures.keep_attr(
             slot,
@@ -251,16 +257,16 @@ impl Removal {
         }
         if !self.timeline.epochs.needs(&Key::Data(slot)) {
             self.timeline.epochs.confirm(slot);
-            return Ok(Fate::Free);
+            return Ok(UnlinkFate::Free);
         }
         let place = || Some(target.place());
         if self.captures.is_unseen(slot, &target.stat, place) {
             undo.push(data_undo(slot, None, target.stat.size, false));
-            return Ok(Fate::Free);
+            return Ok(UnlinkFate::Free);
         }
         if target.stat.kind == Kind::File && self.in_use(slot) {
             self.keep_content(target, undo)?;
-            return Ok(Fate::Free);
+            return Ok(UnlinkFate::Free);
         }
         let object = self.timeline.store().layers.next_object(
             self.timeline.epochs.epoch(),
@@ -268,17 +274,17 @@ impl Removal {
             ObjectOrigin::Moved,
         )?;
         undo.push(data_undo(slot, Some(object), target.stat.size, false));
-        Ok(Fate::Move(object))
+        Ok(UnlinkFate::Move(object))
     }
 
     /// Handles the removal of one of several hard links. If another name is known, it becomes the
     /// recorded place of the inode; otherwise the content is captured now.
     fn plan_unlink_of_one_name(
         &self,
-        target: &Target<'_>,
+        target: &EntryTarget<'_>,
         undo: &mut Vec<Undo>,
         more: &mut Vec<Record>,
-    ) -> SysResult<Fate> {
+    ) -> SysResult<UnlinkFate> {
         let gone = target.place();
         let other = self
             .nodes
@@ -299,10 +305,10 @@ impl Removal {
             }
             None => {}
         }
-        Ok(Fate::Free)
+        Ok(UnlinkFate::Free)
     }
 
-    fn keep_content(&self, target: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
+    fn keep_content(&self, target: &EntryTarget<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
         let (object, size) = self.with_read(target, || {
             let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
             let size = sys::stat_fd(&file)?.size;
@@ -315,7 +321,7 @@ impl Removal {
 
     fn with_read<T>(
         &self,
-        target: &Target<'_>,
+        target: &EntryTarget<'_>,
         mut act: impl FnMut() -> SysResult<T>,
     ) -> SysResult<T> {
         // Root needs neither additional permissions nor a descriptor.
@@ -325,12 +331,16 @@ impl Removal {
         let trail = at_place(target.parent.slot).step(target.name, target.slot);
         let fd = target.fd()?;
         self.captures
-            .with_read(&Author::default(), At::from(&trail), fd, act)
+            .with_read(&Author::default(), NodeRef::from(&trail), fd, act)
     }
 
     /// Returns LATER if a probe or capture must be made first without locks. See
-    /// [`Busy::probe_first`], [`Busy::capture_first`].
-    pub(super) fn removal_first(&self, change: &Change, target: &Target<'_>) -> SysResult<()> {
+    /// [`LockWaits::probe_first`], [`LockWaits::capture_first`].
+    pub(super) fn removal_first(
+        &self,
+        change: &ChangeCtx,
+        target: &EntryTarget<'_>,
+    ) -> SysResult<()> {
         let slot = target.slot;
         self.busy.probe_first_for_name(change, slot)?;
         let stays = || {
@@ -405,13 +415,17 @@ impl Removal {
     /// the inode, to prevent reuse of its number. An inode moved into a layer keeps its number, so
     /// its descriptor is optional and limited in number. A restore that replaces more files than
     /// the descriptor limit would otherwise fail midway.
-    pub(super) fn hold(&self, target: &Target<'_>, fate: Fate) -> SysResult<Option<Arc<OwnedFd>>> {
+    pub(super) fn hold(
+        &self,
+        target: &EntryTarget<'_>,
+        fate: UnlinkFate,
+    ) -> SysResult<Option<Arc<OwnedFd>>> {
         let (known, open) = self
             .nodes
             .lock()
             .get(target.slot)
             .map_or((false, false), |node| (node.is_known(), node.handles() > 0));
-        let needed = open || !matches!(fate, Fate::Move(_));
+        let needed = open || !matches!(fate, UnlinkFate::Move(_));
         if !target.is_last() || !(known || open) || (!needed && self.orphans.are_many()) {
             return Ok(None);
         }
@@ -421,7 +435,7 @@ impl Removal {
     }
 
     /// Updates the tables after an inode has lost a name.
-    pub(super) fn lost_name(&self, target: &Target<'_>, held: Option<Arc<OwnedFd>>) {
+    pub(super) fn lost_name(&self, target: &EntryTarget<'_>, held: Option<Arc<OwnedFd>>) {
         let place = target.place();
         let last = target.is_last();
         {
@@ -450,8 +464,8 @@ impl Removal {
     /// Removes a name, as unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
     pub fn remove_in(
         &self,
-        change: &Change,
-        parent: At<'_>,
+        change: &ChangeCtx,
+        parent: NodeRef<'_>,
         name: &Name,
         want_dir: bool,
     ) -> SysResult<Slot> {
@@ -499,10 +513,10 @@ impl Removal {
             false => Ok(()),
         });
         match fate {
-            Fate::Move(object) => ordered
+            UnlinkFate::Move(object) => ordered
                 .and_then(|()| self.move_away(&dir, name, object, hides))
                 .inspect_err(|_| self.take_back(target.slot))?,
-            Fate::Free => ordered.and_then(|()| {
+            UnlinkFate::Free => ordered.and_then(|()| {
                 self.captures
                     .with_room(|| self.discard((parent, name), &dir, target.stat.kind))
             })?,
@@ -516,7 +530,7 @@ impl Removal {
     }
 
     /// Syncs the records that must be on the disk before a name of `target` is removed.
-    pub(super) fn order_removal(&self, target: &Target<'_>) -> SysResult<()> {
+    pub(super) fn order_removal(&self, target: &EntryTarget<'_>) -> SysResult<()> {
         if !target.is_last() {
             self.durability
                 .order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
@@ -546,7 +560,7 @@ impl Removal {
     ///
     /// # Errors
     /// Those of unlink(2). ENOSPC or EIO if the capture failed; nothing changed then.
-    pub fn unlink(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
+    pub fn unlink(&self, change: &ChangeCtx, parent: Slot, name: &Name) -> SysResult<Slot> {
         self.captures
             .with_room(|| self.copies.own_name(parent.into(), name))?;
         self.busy.patiently(change, || {
@@ -561,7 +575,7 @@ impl Removal {
     /// # Errors
     /// Those of rmdir(2). ENOSPC or EIO if the record failed; nothing changed then. ESTALE makes
     /// the kernel repeat the lookup and retry once.
-    pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
+    pub fn rmdir(&self, change: &ChangeCtx, parent: Slot, name: &Name) -> SysResult<Slot> {
         self.captures
             .with_room(|| self.copies.own_name(parent.into(), name))?;
         let _changing = self.locks.enter();

@@ -4,7 +4,7 @@
 //! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes
 //! its I/O idle too where the I/O scheduler knows classes), reads at most [`HASH_BYTES_PER_S`],
 //! some hundred kilobytes at once, and leaves nothing in the page cache. Of a large file it reads
-//! what is not where the version before has it ([`KnownBlocks`]). What it found is in the journal
+//! what is not where the version before has it ([`BlockHashCache`]). What it found is in the journal
 //! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an
 //! object that was half read is read again.
 //!
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::dedup::Sharing;
-use super::idle::Idle;
-use super::tables::{Calls, Tables};
+use super::dedup::OnlineDedup;
+use super::idle::AbsencePrep;
+use super::tables::{BlockingCalls, SharedTables};
 use crate::history::timeline::Timeline;
-use crate::history::wake::Wake;
-use crate::store::blocks::{Hashed, KnownBlocks};
+use crate::history::wake::IdleThread;
+use crate::store::blocks::{BlockHashCache, HashResult};
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::ObjectHash;
 use crate::sys::lock::Mutex;
@@ -45,7 +45,7 @@ const FINISH_TIME: Duration = Duration::from_millis(300);
 
 /// Work of the sealer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HashMode {
+pub enum SealerMode {
     /// No sealer.
     Off,
     /// Hash captures.
@@ -55,7 +55,7 @@ pub enum HashMode {
 
 /// Work of the sealer since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HashStats {
+pub struct SealerStats {
     /// No work is left.
     pub caught_up: bool,
     /// Objects hashed.
@@ -67,12 +67,12 @@ pub struct HashStats {
 }
 
 /// Limits the read rate.
-struct Pace {
+struct ReadRate {
     started: Instant,
     bytes: u64,
 }
 
-impl Pace {
+impl ReadRate {
     /// Returns the time to wait before reading `bytes` more.
     fn ahead(&mut self, bytes: u64) -> Duration {
         self.bytes += bytes;
@@ -84,12 +84,12 @@ impl Pace {
 /// The sealer of a tree.
 pub struct Sealer {
     timeline: Arc<Timeline>,
-    calls: Arc<Calls>,
-    wake: Arc<Wake>,
-    idle: Arc<Idle>,
-    sharing: Arc<Sharing>,
+    calls: Arc<BlockingCalls>,
+    wake: Arc<IdleThread>,
+    idle: Arc<AbsencePrep>,
+    sharing: Arc<OnlineDedup>,
     /// State of its thread while it is not running.
-    known: Mutex<KnownBlocks>,
+    known: Mutex<BlockHashCache>,
     /// All closed epochs below this one are hashed, as far as possible.
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
@@ -98,7 +98,11 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(tables: &Tables, idle: &Arc<Idle>, sharing: &Arc<Sharing>) -> Arc<Sealer> {
+    pub(super) fn new(
+        tables: &SharedTables,
+        idle: &Arc<AbsencePrep>,
+        sharing: &Arc<OnlineDedup>,
+    ) -> Arc<Sealer> {
         Arc::new(Sealer {
             timeline: Arc::clone(&tables.timeline),
             calls: Arc::clone(&tables.calls),
@@ -117,11 +121,11 @@ impl Sealer {
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub fn start(self: &std::sync::Arc<Sealer>, mode: HashMode) -> std::io::Result<()> {
-        if mode == HashMode::Off {
+    pub fn start(self: &std::sync::Arc<Sealer>, mode: SealerMode) -> std::io::Result<()> {
+        if mode == SealerMode::Off {
             return Ok(());
         }
-        Wake::start(
+        IdleThread::start(
             "sealer",
             self,
             |sealer| &sealer.wake,
@@ -180,11 +184,11 @@ impl Sealer {
     }
 
     /// Returns the work done.
-    pub fn stats(&self) -> HashStats {
+    pub fn stats(&self) -> SealerStats {
         let open = self.timeline.epochs.epoch();
         let caught_up = self.done_below.lock().is_some_and(|done| done >= open);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        HashStats {
+        SealerStats {
             caught_up,
             objects: count(&self.objects),
             bytes: count(&self.bytes),
@@ -207,7 +211,7 @@ impl Sealer {
     }
 
     /// Hashes the objects of closed epochs that have no hash yet.
-    fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<()> {
+    fn hash_closed(&self, known: &mut BlockHashCache) -> SysResult<()> {
         let open = self.timeline.epochs.epoch();
         let from = *self.done_below.lock();
         let epochs = match from {
@@ -226,12 +230,12 @@ impl Sealer {
         Ok(())
     }
 
-    fn hash_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
+    fn hash_epoch(&self, epoch: Epoch, blocks: &mut BlockHashCache) -> SysResult<()> {
         let objects = self.unhashed(epoch)?;
         if objects.is_empty() {
             return Ok(());
         }
-        let mut pace = Pace {
+        let mut pace = ReadRate {
             started: Instant::now(),
             bytes: 0,
         };
@@ -266,7 +270,7 @@ impl Sealer {
         epoch: Epoch,
         hashed: Vec<ObjectHash>,
         whole: bool,
-        pace: &mut Pace,
+        pace: &mut ReadRate,
     ) -> SysResult<()> {
         if self.timeline.store().layers.free_bytes()? < SPACE_KEPT_BYTES {
             return Err(Errno::ENOSPC);
@@ -284,7 +288,7 @@ impl Sealer {
     }
 
     /// Waits until `bytes` more may be read. Returns `false` if the sealer is to end.
-    fn may_read(&self, bytes: u64, pace: &mut Pace) -> bool {
+    fn may_read(&self, bytes: u64, pace: &mut ReadRate) -> bool {
         let ahead = pace.ahead(bytes);
         if !ahead.is_zero() {
             self.wake.pause(ahead);
@@ -297,13 +301,13 @@ impl Sealer {
     fn hash_object(
         &self,
         object: ObjectId,
-        known: &mut KnownBlocks,
-        pace: &mut Pace,
+        known: &mut BlockHashCache,
+        pace: &mut ReadRate,
     ) -> Option<ObjectHash> {
         match known.hash(&self.timeline.store().layers, object, |bytes| {
             self.may_read(bytes, pace)
         }) {
-            Ok(Some(Hashed { size, hash, read })) => {
+            Ok(Some(HashResult { size, hash, read })) => {
                 self.read.fetch_add(read, Ordering::Relaxed);
                 Some(ObjectHash { object, size, hash })
             }

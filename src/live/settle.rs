@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::capture::PARTLY_COPIED_MAX;
-use super::hot::{Hot, Opener};
+use super::hot::{HotFile, WriterEntry};
 use super::nodes::is_same;
-use super::past::{Captures, Durability, Past};
-use super::tables::{Calls, Handles, Handover, HotFiles, Locks, NodeTable, Tables};
-use crate::history::attribution::Numbered;
+use super::past::{CaptureCtx, Captures, Durability};
+use super::tables::{
+    BlockingCalls, Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables,
+};
+use crate::history::attribution::NumberedProcess;
 use crate::history::timeline::Timeline;
 use crate::store::extents::same_bytes;
 use crate::store::ids::Slot;
@@ -34,8 +36,8 @@ pub struct Settling {
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
     handles: Arc<Handles>,
-    calls: Arc<Calls>,
-    handover: Arc<Handover>,
+    calls: Arc<BlockingCalls>,
+    handover: Arc<HandoverLog>,
     durability: Arc<Durability>,
     captures: Arc<Captures>,
     /// Hot files without a writer that were found in use all the same: to be tried again. A leaf.
@@ -43,7 +45,7 @@ pub struct Settling {
 }
 
 impl Settling {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Settling> {
+    pub(super) fn new(tables: &SharedTables, past: &CaptureCtx) -> Arc<Settling> {
         Arc::new(Settling {
             timeline: Arc::clone(&tables.timeline),
             locks: Arc::clone(&tables.locks),
@@ -121,7 +123,7 @@ impl Settling {
 
     /// A handle for writing was closed by its opener, or inherited from it: if that was the last
     /// and the file cannot be mapped, or is hot no longer, it tells whether that one has written.
-    pub(super) fn opener_left(&self, slot: Slot, by: &Numbered) {
+    pub(super) fn opener_left(&self, slot: Slot, by: &NumberedProcess) {
         let mut hot = self.hot.lock();
         let Some(known) = hot.get_mut(&slot) else {
             return;
@@ -152,7 +154,7 @@ impl Settling {
 
     /// These can write to the file no longer: those since whose opening it has not changed have not
     /// written to it.
-    fn judge_openers(&self, slot: Slot, now: &Stat, openers: &[Opener]) {
+    fn judge_openers(&self, slot: Slot, now: &Stat, openers: &[WriterEntry]) {
         openers
             .iter()
             .filter(|opener| opener.left_alone(now))
@@ -160,7 +162,7 @@ impl Settling {
     }
 
     /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
-    fn judge(&self, slot: Slot, hot: &Hot) {
+    fn judge(&self, slot: Slot, hot: &HotFile) {
         let known = self.timeline.epochs.node_now(slot);
         let records = known.data.zip(known.attr);
         if records.is_none() && hot.openers.iter().all(|opener| opener.found.is_none()) {
@@ -188,7 +190,7 @@ impl Settling {
 
     /// The file holds what was captured of it. That its ctime is the same does not prove it where a
     /// store may have moved ctime before the capture and come after it: see the module.
-    fn holds(&self, data: &DataState, hot: &Hot) -> bool {
+    fn holds(&self, data: &DataState, hot: &HotFile) -> bool {
         let Some(object) = data.object.filter(|_| hot.mappable) else {
             return true;
         };
@@ -230,7 +232,7 @@ impl Settling {
     pub fn outlived(&self) -> bool {
         self.handles.clear();
         let hot = std::mem::take(&mut *self.hot.lock());
-        hot.into_values().any(|Hot { file, mappable, .. }| {
+        hot.into_values().any(|HotFile { file, mappable, .. }| {
             let reader = if mappable {
                 Ok(Arc::clone(&file))
             } else {

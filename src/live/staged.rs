@@ -8,11 +8,11 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::inodes::place;
 use super::nodes::generation_of;
-use super::past::{Captures, Inodes, Past};
-use super::tables::{NodeTable, Tables};
+use super::past::{CaptureCtx, Captures, Inodes};
+use super::tables::{NodeTable, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Place};
@@ -32,7 +32,7 @@ pub struct Staged {
 
 /// Description of an inode to create.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct InodeSpec<'a> {
     /// Attributes.
     pub attr: &'a AttrState,
     /// Extended attributes.
@@ -87,7 +87,11 @@ pub struct Staging {
 
 impl Staging {
     /// Uses `dir` as the staging directory.
-    pub(super) fn new(tables: &Tables, past: &Past, dir: &Arc<OwnedFd>) -> Arc<Staging> {
+    pub(super) fn new(
+        tables: &SharedTables,
+        past: &CaptureCtx,
+        dir: &Arc<OwnedFd>,
+    ) -> Arc<Staging> {
         Arc::new(Staging {
             timeline: Arc::clone(&tables.timeline),
             staging: Arc::clone(dir),
@@ -104,7 +108,7 @@ impl Staging {
     /// # Errors
     /// Those of open(2), FICLONE, mknod(2), chown(2), setxattr(2); EIO if the source became
     /// shorter. Nothing remains after a failure.
-    pub fn stage(&self, name: Name, wanted: &Wanted<'_>) -> SysResult<Staged> {
+    pub fn stage(&self, name: Name, wanted: &InodeSpec<'_>) -> SysResult<Staged> {
         let made = match self.make_staged(&name, wanted) {
             Err(Errno::EEXIST) => {
                 sys::unlink_at(&self.staging, name.as_bytes())?;
@@ -116,7 +120,7 @@ impl Staging {
         Ok(Staged { name, stat })
     }
 
-    fn make_staged(&self, name: &Name, wanted: &Wanted<'_>) -> SysResult<Stat> {
+    fn make_staged(&self, name: &Name, wanted: &InodeSpec<'_>) -> SysResult<Stat> {
         let (dir, name, then) = (&*self.staging, name.as_bytes(), &wanted.attr.stat);
         if then.kind == Kind::File {
             let file = match wanted.source {
@@ -223,7 +227,7 @@ impl Staging {
     ///
     /// # Errors
     /// EXDEV.
-    pub fn adopt(&self, change: &Change, staged: &Staged) -> SysResult<Slot> {
+    pub fn adopt(&self, change: &ChangeCtx, staged: &Staged) -> SysResult<Slot> {
         let (slot, stat) = (self.inodes.slot_of(&staged.stat)?, &staged.stat);
         self.timeline.set_born(&change.author, slot);
         self.nodes.lock().learn(
@@ -241,7 +245,7 @@ impl Staging {
 /// at creation.
 fn apply_attrs_to_new(
     fd: impl AsFd + Copy,
-    wanted: &Wanted<'_>,
+    wanted: &InodeSpec<'_>,
     chmod: impl FnOnce(u32) -> SysResult<()>,
 ) -> SysResult<Stat> {
     let (made, then) = (sys::stat_fd(fd)?, &wanted.attr.stat);

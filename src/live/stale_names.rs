@@ -21,13 +21,13 @@ use crate::sys::{Errno, SysResult};
 /// Names that need a new lookup. See the module.
 #[derive(Default)]
 pub struct StaleNames {
-    /// Equal to `Since::changes` while an invalidation is pending; else 0.
+    /// Equal to `StaleState::changes` while an invalidation is pending; else 0.
     now: AtomicU64,
-    since: Mutex<Since>,
+    since: Mutex<StaleState>,
 }
 
 #[derive(Default)]
-struct Since {
+struct StaleState {
     /// Changes whose invalidation is pending.
     pending: usize,
     /// Number of such changes so far.
@@ -39,13 +39,13 @@ struct Since {
 impl StaleNames {
     /// Starts the invalidation after a change of the tree; it ends when the result is dropped. The
     /// caller holds the tree for writing.
-    pub fn begin(self: &Arc<Self>) -> Forgetting {
+    pub fn begin(self: &Arc<Self>) -> PendingInvalidation {
         let mut since = self.since.lock();
         since.pending += 1;
         since.changes += 1;
         since.looked_up.clear();
         self.now.store(since.changes, Ordering::SeqCst);
-        Forgetting(Arc::clone(self))
+        PendingInvalidation(Arc::clone(self))
     }
 
     /// Looks a name up, and records that the kernel has a current result.
@@ -89,9 +89,9 @@ impl StaleNames {
 }
 
 /// A pending invalidation: see [`StaleNames::begin`].
-pub struct Forgetting(Arc<StaleNames>);
+pub struct PendingInvalidation(Arc<StaleNames>);
 
-impl Drop for Forgetting {
+impl Drop for PendingInvalidation {
     fn drop(&mut self) {
         let mut since = self.0.since.lock();
         since.pending -= 1;

@@ -11,15 +11,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
-use super::inodes::At;
-use super::legacy::Turn;
+use super::inodes::NodeRef;
+use super::legacy::KernelRequest;
 use super::names::Names;
-use super::past::{Captures, Durability, Inodes, Past};
-use super::remove::{Fate, Removal, Target};
+use super::past::{CaptureCtx, Captures, Durability, Inodes};
+use super::remove::{EntryTarget, Removal, UnlinkFate};
 use super::staged::Swap;
-use super::tables::{Locks, NodeTable, Orphans, Tables};
+use super::tables::{Locks, NodeTable, OrphanCount, SharedTables};
 use super::through::hides;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
@@ -36,33 +36,38 @@ const BYTES_AT_ONCE: usize = 96 << 10;
 const SWAP_BYTES: usize = 400;
 
 /// A swap whose records are collected.
-struct Ready<'a> {
-    source: Target<'a>,
-    target: Option<(Target<'a>, Fate)>,
+struct PreparedSwap<'a> {
+    source: EntryTarget<'a>,
+    target: Option<(EntryTarget<'a>, UnlinkFate)>,
     held: Option<Arc<OwnedFd>>,
     to: &'a Place,
 }
 
 /// State of a place, read ahead.
-struct Sight {
+struct PlaceState {
     dir: Arc<OwnedFd>,
-    found: Option<Found>,
+    found: Option<PlaceInode>,
 }
 
 /// The inode at the place, and data needed before it is replaced; fields that could not be read
 /// ahead are empty.
-struct Found {
+struct PlaceInode {
     stat: Stat,
     slot: Slot,
     xattrs: OnceCell<Xattrs>,
     fd: OnceCell<Arc<OwnedFd>>,
 }
 
-impl Found {
+impl PlaceInode {
     /// Returns the inode as the target of a replacement.
-    fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> Target<'a> {
+    fn target<'a>(
+        &self,
+        parent: NodeRef<'a>,
+        dir: &'a Arc<OwnedFd>,
+        name: &'a Name,
+    ) -> EntryTarget<'a> {
         let (xattrs, fd) = (self.xattrs.clone(), self.fd.clone());
-        Target::known(parent, dir, name, self.stat, self.slot).seen(xattrs, fd)
+        EntryTarget::known(parent, dir, name, self.stat, self.slot).seen(xattrs, fd)
     }
 }
 
@@ -72,7 +77,7 @@ pub struct Swaps {
     staging: Arc<OwnedFd>,
     locks: Arc<Locks>,
     nodes: Arc<NodeTable>,
-    orphans: Arc<Orphans>,
+    orphans: Arc<OrphanCount>,
     inodes: Arc<Inodes>,
     durability: Arc<Durability>,
     captures: Arc<Captures>,
@@ -83,8 +88,8 @@ pub struct Swaps {
 
 impl Swaps {
     pub(super) fn new(
-        tables: &Tables,
-        past: &Past,
+        tables: &SharedTables,
+        past: &CaptureCtx,
         copies: &Arc<CopyUp>,
         removal: &Arc<Removal>,
         names: &Arc<Names>,
@@ -111,7 +116,7 @@ impl Swaps {
     /// # Errors
     /// Those of rename(2); ENOSPC or EIO if a capture failed. Some inodes are then in place, and
     /// the others in the staging directory.
-    pub fn put_in_place(&self, change: &Change, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
+    pub fn put_in_place(&self, change: &ChangeCtx, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
         for Swap { to, .. } in swaps {
             self.copies.own_name_in(to.parent.into(), &to.name)?;
         }
@@ -139,21 +144,21 @@ impl Swaps {
         Ok(replaced)
     }
 
-    fn look_at(&self, swaps: &[Swap]) -> Vec<SysResult<Sight>> {
+    fn look_at(&self, swaps: &[Swap]) -> Vec<SysResult<PlaceState>> {
         swaps.iter().map(|swap| self.sight(&swap.to)).collect()
     }
 
-    fn sight(&self, to: &Place) -> SysResult<Sight> {
+    fn sight(&self, to: &Place) -> SysResult<PlaceState> {
         let (dir, name) = (self.inodes.dir(to.parent)?, to.name.as_bytes());
         let stat = match sys::stat_at(&dir, name) {
-            Err(Errno::ENOENT) => return Ok(Sight { dir, found: None }),
+            Err(Errno::ENOENT) => return Ok(PlaceState { dir, found: None }),
             Ok(stat) if self.inodes.base().through().is_some() && hides(&stat) => {
-                return Ok(Sight { dir, found: None });
+                return Ok(PlaceState { dir, found: None });
             }
             stat => stat?,
         };
         let slot = self.inodes.slot_of(&stat)?;
-        let found = Found {
+        let found = PlaceInode {
             stat: self.inodes.base().shown(slot, stat),
             slot,
             xattrs: OnceCell::new(),
@@ -172,7 +177,7 @@ impl Swaps {
         {
             let _ = sys::open_path_at(&dir, name).map(|fd| found.fd.set(Arc::new(fd)));
         }
-        Ok(Sight {
+        Ok(PlaceState {
             dir,
             found: Some(found),
         })
@@ -181,9 +186,9 @@ impl Swaps {
     /// Makes all of these swaps, using their states read ahead.
     fn put_part(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         swaps: &[Swap],
-        sights: &[SysResult<Sight>],
+        sights: &[SysResult<PlaceState>],
         replaced: &mut Vec<Option<Slot>>,
     ) -> SysResult<()> {
         let begun = replaced.len();
@@ -201,15 +206,15 @@ impl Swaps {
                 };
                 let from = staged.place();
                 let (from, to) = (
-                    (At::from(from.parent), &from.name),
-                    (At::from(to.parent), &to.name),
+                    (NodeRef::from(from.parent), &from.name),
+                    (NodeRef::from(to.parent), &to.name),
                 );
                 replaced.push(self.names.rename_in(
                     change,
                     from,
                     to,
                     RenameMode::Replace,
-                    Turn::default(),
+                    KernelRequest::default(),
                 )?);
             }
         }
@@ -219,9 +224,9 @@ impl Swaps {
     /// Makes as many of these swaps as fit one append.
     fn put_some(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         swaps: &[Swap],
-        sights: &[SysResult<Sight>],
+        sights: &[SysResult<PlaceState>],
         replaced: &mut Vec<Option<Slot>>,
     ) -> SysResult<()> {
         self.keep_dirs(change, swaps, sights)?;
@@ -258,7 +263,7 @@ impl Swaps {
                     .iter()
                     .skip(at + 1)
                     .filter_map(|swap| swap.target.as_ref());
-                left.filter(|(_, fate)| matches!(fate, Fate::Move(_)))
+                left.filter(|(_, fate)| matches!(fate, UnlinkFate::Move(_)))
                     .for_each(|(target, _)| self.removal.take_back(target.slot));
                 return Err(errno);
             }
@@ -270,15 +275,15 @@ impl Swaps {
     /// Records each target directory once.
     fn keep_dirs(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         swaps: &[Swap],
-        sights: &[SysResult<Sight>],
+        sights: &[SysResult<PlaceState>],
     ) -> SysResult<()> {
         let (mut undo, mut kept) = (Vec::new(), HashSet::new());
         for (swap, sight) in swaps.iter().zip(sights) {
             if kept.insert(swap.to.parent) {
                 self.captures.keep_dir(
-                    At::from(swap.to.parent),
+                    NodeRef::from(swap.to.parent),
                     &sight.as_ref().map_err(|errno| *errno)?.dir,
                     &mut undo,
                 )?;
@@ -296,14 +301,14 @@ impl Swaps {
     /// Collects the records of one swap. Returns `None` if the target needs an individual rename.
     fn prepare_swap<'a>(
         &'a self,
-        change: &Change,
+        change: &ChangeCtx,
         swap: &'a Swap,
-        Sight { dir, found }: &'a Sight,
+        PlaceState { dir, found }: &'a PlaceState,
         (undo, more): (&mut Vec<Undo>, &mut Vec<Record>),
-    ) -> SysResult<Option<Ready<'a>>> {
-        let (parent, to) = (At::from(swap.to.parent), &swap.to);
-        let source = Target::known(
-            At::from(Slot::STAGING),
+    ) -> SysResult<Option<PreparedSwap<'a>>> {
+        let (parent, to) = (NodeRef::from(swap.to.parent), &swap.to);
+        let source = EntryTarget::known(
+            NodeRef::from(Slot::STAGING),
             &self.staging,
             &swap.staged.name,
             *swap.staged.stat,
@@ -325,7 +330,7 @@ impl Swaps {
         self.captures.keep_entry(
             to.parent,
             &to.name,
-            target.as_ref().map(Target::child),
+            target.as_ref().map(EntryTarget::child),
             undo,
         );
         self.timeline
@@ -335,7 +340,7 @@ impl Swaps {
             .processes
             .touch_name(&change.author, to.parent, &to.name, NameTouch::Moved);
         let Some(target) = target else {
-            return Ok(Some(Ready {
+            return Ok(Some(PreparedSwap {
                 source,
                 target: None,
                 held: None,
@@ -346,7 +351,7 @@ impl Swaps {
             .processes
             .touch_gone(&change.author, target.slot);
         let fate = self.removal.plan_unlink(&target, undo, more)?;
-        if let Fate::Move(object) = fate {
+        if let UnlinkFate::Move(object) = fate {
             more.push(Record::Replacing {
                 slot: target.slot,
                 place: source.place(),
@@ -355,7 +360,7 @@ impl Swaps {
             });
         }
         let held = self.removal.hold(&target, fate)?;
-        Ok(Some(Ready {
+        Ok(Some(PreparedSwap {
             source,
             target: Some((target, fate)),
             held,
@@ -366,12 +371,12 @@ impl Swaps {
     /// Makes a recorded swap.
     fn swap(
         &self,
-        Ready {
+        PreparedSwap {
             source,
             target,
             held,
             to,
-        }: &Ready<'_>,
+        }: &PreparedSwap<'_>,
     ) -> SysResult<()> {
         let Some((target, fate)) = target else {
             let dir = self.inodes.dir(to.parent)?;

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::legacy::Handover;
+use super::legacy::HandoverLog;
 use super::nodes::{IoMode, Node, Nodes, generation_of};
 use crate::store::ids::Slot;
 use crate::sys::lock::{Condvar, Mutex, MutexGuard, Rank};
@@ -18,7 +18,7 @@ pub struct NodeTable {
     nodes: Mutex<Nodes>,
     /// Notified when a handle is closed.
     closed: Condvar,
-    handover: Arc<Handover>,
+    handover: Arc<HandoverLog>,
 }
 
 /// Returns whether the file has passthrough handles among those that `handles` counts.
@@ -35,7 +35,7 @@ fn readers(node: &Node) -> u32 {
 
 impl NodeTable {
     /// Creates a table that has only the root, with these attributes.
-    pub(super) fn new(root: &Stat, handover: Arc<Handover>) -> NodeTable {
+    pub(super) fn new(root: &Stat, handover: Arc<HandoverLog>) -> NodeTable {
         let mut nodes = Nodes::default();
         nodes.learn(Slot::ROOT, Kind::Dir, generation_of(root), None, 1);
         NodeTable {

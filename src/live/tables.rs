@@ -3,25 +3,25 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub(super) use super::calls::Calls;
+pub(super) use super::calls::BlockingCalls;
 pub(super) use super::dirs::Dirs;
 pub(super) use super::handles::Handles;
 pub(super) use super::hot::HotFiles;
-pub(super) use super::legacy::Handover;
+pub(super) use super::legacy::HandoverLog;
 pub(super) use super::locks::Locks;
-pub(super) use super::orphans::Orphans;
+pub(super) use super::orphans::OrphanCount;
 pub(super) use super::passthrough::Passthrough;
 pub(super) use super::recent_unlinks::RecentUnlinks;
 pub(super) use super::table::NodeTable;
-use super::through::Through;
+use super::through::BranchState;
 use crate::history::timeline::Timeline;
-use crate::history::wake::Wake;
+use crate::history::wake::IdleThread;
 use crate::sys::{self, Stat};
 
 /// The history, the directories, the locks, and the tables of nodes, handles and hot files. Each
 /// part clones the members that it needs.
 #[derive(Clone)]
-pub(super) struct Tables {
+pub(super) struct SharedTables {
     pub(super) timeline: Arc<Timeline>,
     pub(super) root: Arc<OwnedFd>,
     /// A directory on the same filesystem, outside the tree.
@@ -29,33 +29,33 @@ pub(super) struct Tables {
     /// Captures share extents with the live file.
     pub(super) reflink: bool,
     /// The base of a branch.
-    pub(super) through: Option<Arc<Through>>,
+    pub(super) through: Option<Arc<BranchState>>,
     pub(super) locks: Arc<Locks>,
     pub(super) nodes: Arc<NodeTable>,
     pub(super) dirs: Arc<Dirs>,
     pub(super) hot: Arc<HotFiles>,
     pub(super) handles: Arc<Handles>,
-    pub(super) calls: Arc<Calls>,
-    pub(super) handover: Arc<Handover>,
+    pub(super) calls: Arc<BlockingCalls>,
+    pub(super) handover: Arc<HandoverLog>,
     pub(super) passthrough: Arc<Passthrough>,
-    pub(super) orphans: Arc<Orphans>,
+    pub(super) orphans: Arc<OrphanCount>,
     pub(super) recent_unlinks: Arc<RecentUnlinks>,
     /// Wakes the sealer.
-    pub(super) wake: Arc<Wake>,
+    pub(super) wake: Arc<IdleThread>,
 }
 
-impl Tables {
+impl SharedTables {
     /// Creates empty tables. `stat` has the attributes of the root.
     pub(super) fn new(
         root: Arc<OwnedFd>,
         staging: Arc<OwnedFd>,
         timeline: Arc<Timeline>,
         reflink: bool,
-        through: Option<Arc<Through>>,
+        through: Option<Arc<BranchState>>,
         stat: &Stat,
-    ) -> Tables {
-        let handover = Arc::<Handover>::default();
-        Tables {
+    ) -> SharedTables {
+        let handover = Arc::<HandoverLog>::default();
+        SharedTables {
             timeline,
             root,
             staging,
@@ -69,7 +69,7 @@ impl Tables {
             calls: Arc::default(),
             handover,
             passthrough: Arc::new(Passthrough::new(stat.uid)),
-            orphans: Arc::new(Orphans::new(sys::nofile())),
+            orphans: Arc::new(OrphanCount::new(sys::nofile())),
             recent_unlinks: Arc::default(),
             wake: Arc::default(),
         }

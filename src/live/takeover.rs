@@ -15,12 +15,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::change::Change;
+use super::change::ChangeCtx;
 use super::handles::{Handle, HandleId, OpenFlags};
-use super::legacy::{LeftHot, Orphans};
+use super::legacy::{HandedHotFile, KeptFds};
 use super::nodes::{IoMode, generation_of};
-use super::past::{Inodes, Past, Writers};
-use super::tables::{Handles, Handover, HotFiles, Locks, NodeTable, Tables};
+use super::past::{CaptureCtx, Inodes, WriterTable};
+use super::tables::{Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{self, Errno, Kind, Open, SysResult};
@@ -32,15 +32,15 @@ pub struct Adoption {
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
     handles: Arc<Handles>,
-    handover: Arc<Handover>,
+    handover: Arc<HandoverLog>,
     inodes: Arc<Inodes>,
-    writers: Arc<Writers>,
+    writers: Arc<WriterTable>,
     /// The kernel may reference inherited inodes that are not in the node table.
     asks_base: AtomicBool,
 }
 
 impl Adoption {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Adoption {
+    pub(super) fn new(tables: &SharedTables, past: &CaptureCtx) -> Adoption {
         Adoption {
             root: Arc::clone(&tables.root),
             locks: Arc::clone(&tables.locks),
@@ -108,12 +108,12 @@ impl Adoption {
     /// Those of open(2); ESTALE if it is not found.
     pub fn adopt_open(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         id: HandleId,
         slot: Slot,
         flags: OpenFlags,
         io: IoMode,
-        orphans: &Orphans,
+        orphans: &KeptFds,
     ) -> SysResult<()> {
         let mut flags = OpenFlags {
             truncate: false,
@@ -174,10 +174,10 @@ impl Adoption {
 
     /// Adopts the hot files in the ledger that have no open handle. To be called after all handles
     /// are adopted.
-    pub fn adopt_rest(&self, orphans: &Orphans) {
+    pub fn adopt_rest(&self, orphans: &KeptFds) {
         self.handover.adopt(
             orphans,
-            |LeftHot {
+            |HandedHotFile {
                  slot,
                  mappable,
                  past_mount,

@@ -70,7 +70,7 @@ pub(super) fn tells_mark(kind: Kind, mode: u32) -> bool {
 
 /// Identity of an own inode in the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct OriginMark {
     /// Number in the base.
     pub(super) slot: Slot,
     /// Birth time in the base.
@@ -79,7 +79,7 @@ pub(super) struct Mark {
     pub(super) path: Vec<u8>,
 }
 
-impl Mark {
+impl OriginMark {
     /// Encodes the mark as an extended attribute of an inode of this type.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Mark {
     }
 
     /// Decodes the mark among the extended attributes of an inode.
-    pub(super) fn of(xattrs: &Xattrs) -> Option<Mark> {
+    pub(super) fn of(xattrs: &Xattrs) -> Option<OriginMark> {
         let (_, value) = xattrs
             .iter()
             .find(|(name, _)| name == MARK || name == MARK_TRUSTED)?;
@@ -112,7 +112,7 @@ impl Mark {
         let (sec, rest) = rest.split_first_chunk::<8>()?;
         let (nsec, path) = rest.split_first_chunk::<4>()?;
         let (sec, nsec) = (i64::from_le_bytes(*sec), u32::from_le_bytes(*nsec));
-        Some(Mark {
+        Some(OriginMark {
             slot: Slot(u64::from_le_bytes(*slot)),
             btime: (nsec != NO_TIME).then_some(Time { sec, nsec }),
             path: path.to_vec(),
@@ -120,7 +120,7 @@ impl Mark {
     }
 }
 
-struct Own {
+struct OwnInode {
     ino: u64,
     btime: Option<Time>,
     is_dir: bool,
@@ -131,9 +131,9 @@ struct Own {
 }
 
 #[derive(Default)]
-struct Marks {
+struct OwnInodes {
     slots: HashMap<u64, Slot>,
-    own: HashMap<Slot, Own>,
+    own: HashMap<Slot, OwnInode>,
 }
 
 /// Entries of a directory of the base, sorted. They never change.
@@ -141,9 +141,9 @@ pub(super) type BaseList = Arc<Vec<(Name, Child)>>;
 
 /// State of a branch on top of its base. See the module. The mutexes are leaves: the base is never
 /// queried while one is held.
-pub(super) struct Through {
+pub(super) struct BranchState {
     pub(super) base: Arc<Base>,
-    marks: Mutex<Marks>,
+    marks: Mutex<OwnInodes>,
     /// Paths of directories in the base, by slot. Valid for inherited directories while they are
     /// inherited, for own ones forever.
     ways: Mutex<HashMap<Slot, Arc<Trail>>>,
@@ -182,17 +182,17 @@ pub(super) fn device_below(kind: Kind, rdev: u64) -> SysResult<u64> {
     }
 }
 
-impl Through {
+impl BranchState {
     /// Opens the state of a branch. `tmp` is a directory of the store.
     ///
     /// # Errors
     /// Those of creating directories in it.
-    pub(super) fn new(base: Arc<Base>, tmp: BorrowedFd<'_>) -> SysResult<Arc<Through>> {
+    pub(super) fn new(base: Arc<Base>, tmp: BorrowedFd<'_>) -> SysResult<Arc<BranchState>> {
         let dir = |name: &str| match sys::mkdir_at(tmp, name.as_bytes(), 0o700) {
             Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, name.as_bytes()),
             Err(errno) => Err(errno),
         };
-        Ok(Arc::new(Through {
+        Ok(Arc::new(BranchState {
             aside: Arc::new(dir(ASIDE_NAME)?),
             links: Arc::new(dir(LINKS_NAME)?),
             base,
@@ -227,15 +227,15 @@ impl Through {
     }
 
     /// Records an open inode that was own before it lost its last name.
-    pub(super) fn note_dead(&self, ino: u64, kind: Kind, mark: Mark) {
+    pub(super) fn note_dead(&self, ino: u64, kind: Kind, mark: OriginMark) {
         let slot = mark.slot;
         self.note_own(ino, kind, mark, None);
         self.note_gone(slot);
     }
 
     /// Records an inode as own. It remains own when it is removed.
-    pub(super) fn note_own(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
-        let own = Own {
+    pub(super) fn note_own(&self, ino: u64, kind: Kind, mark: OriginMark, left: Option<u32>) {
+        let own = OwnInode {
             ino,
             btime: mark.btime,
             is_dir: kind == Kind::Dir,
@@ -247,10 +247,10 @@ impl Through {
         marks.own.insert(mark.slot, own);
     }
 
-    /// As [`Through::note_own`], for a mark found when the branch is opened. Root may have copied
+    /// As [`BranchState::note_own`], for a mark found when the branch is opened. Root may have copied
     /// the attribute. A mark that cannot be of the base, or that another inode also has, is
     /// ignored: the inode counts as created in the branch.
-    pub(super) fn note_marked(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
+    pub(super) fn note_marked(&self, ino: u64, kind: Kind, mark: OriginMark, left: Option<u32>) {
         let is_of_base = mark.slot.0 >> LEVEL_SHIFT < self.base.level
             && !matches!(mark.slot, Slot::ROOT | Slot::STAGING);
         if is_of_base && !self.marks.lock().own.contains_key(&mark.slot) {
@@ -376,10 +376,10 @@ impl Through {
             };
             let told = tells_mark(stat.kind, stat.mode);
             let mark = match told {
-                true => Mark::of(&sys::all_xattrs_at(&self.links, name)?),
+                true => OriginMark::of(&sys::all_xattrs_at(&self.links, name)?),
                 false => None,
             };
-            let by_link = Mark {
+            let by_link = OriginMark {
                 slot,
                 btime: None,
                 path: Vec::new(),
@@ -492,14 +492,17 @@ mod tests {
         for btime in [None, Some(Time { sec: -5, nsec: 7 })] {
             for (kind, path) in [(Kind::Dir, b"a/b\xff".to_vec()), (Kind::Symlink, vec![])] {
                 let slot = Slot(1 << 56 | 77);
-                let mark = Mark { slot, btime, path };
+                let mark = OriginMark { slot, btime, path };
                 let xattrs = vec![mark.xattr(kind).expect("it fits")];
-                assert_eq!(Mark::of(&xattrs), Some(mark));
+                assert_eq!(OriginMark::of(&xattrs), Some(mark));
             }
         }
-        assert_eq!(Mark::of(&vec![(MARK.to_vec(), b"short".to_vec())]), None);
+        assert_eq!(
+            OriginMark::of(&vec![(MARK.to_vec(), b"short".to_vec())]),
+            None
+        );
         let path = vec![b'a'; PATH_MAX + 1];
-        let mark = Mark {
+        let mark = OriginMark {
             slot: Slot(5),
             btime: None,
             path,

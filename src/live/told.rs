@@ -20,7 +20,7 @@ const PART: u32 = 8;
 
 /// Times and timeout of the last reply to the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct AttrTimeout {
     /// Start of the period in which no store was seen.
     quiet: Instant,
     /// mtime and ctime of the last reply.
@@ -30,10 +30,10 @@ pub(super) struct Told {
     until: Option<Instant>,
 }
 
-impl Told {
+impl AttrTimeout {
     /// The state of a file that was just opened in a way that permits mapping.
-    pub fn nothing(now: Instant) -> Told {
-        Told {
+    pub fn nothing(now: Instant) -> AttrTimeout {
+        AttrTimeout {
             quiet: now,
             times: None,
             until: None,
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn a_file_that_rests_is_believed_for_longer_and_longer_and_a_second_at_most() {
         let opened = Instant::now();
-        let mut told = Told::nothing(opened);
+        let mut told = AttrTimeout::nothing(opened);
         let lives: Vec<Duration> = [0, 79, 80, 800, 8000, 80_000]
             .map(|at| told.tell(opened + ms(at), times(1)))
             .into();
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn a_time_that_a_write_explains_changes_nothing_and_any_other_makes_the_kernel_ask_each_time() {
         let opened = Instant::now();
-        let mut told = Told::nothing(opened);
+        let mut told = AttrTimeout::nothing(opened);
         assert_eq!(told.tell(opened + ms(8000), times(1)), MAX);
         // Within the second: the kernel has seen a write, or it would not ask.
         assert_eq!(told.tell(opened + ms(8001), times(2)), MAX);

@@ -11,21 +11,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use crate::sys;
-use crate::sys::fault::{self, Call};
+use crate::sys::fault::{self, CallKind};
 
 /// Maximum depth that [`remove_tree`] descends.
 const REMOVE_DEPTH_MAX: u32 = 4;
 
 /// Opens a directory by name; `ELOOP` or `ENOTDIR` for anything else.
 pub(super) fn open_dir(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
-    fault::check(Call::Open)?;
+    fault::check(CallKind::Open)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
 
 /// Creates a directory (mode 0700) unless the name exists. Returns whether it was created.
 pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
-    fault::check(Call::Make)?;
+    fault::check(CallKind::Make)?;
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::EXIST) => Ok(false),
@@ -37,9 +37,9 @@ pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
 /// on a FIFO.
 pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Result<File> {
     fault::check(if flags.contains(OFlags::CREATE) {
-        Call::Create
+        CallKind::Create
     } else {
-        Call::Open
+        CallKind::Open
     })?;
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(
@@ -52,7 +52,7 @@ pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Res
 
 /// Returns the names in a directory, unordered, without `.` and `..`.
 pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
-    fault::check(Call::List)?;
+    fault::check(CallKind::List)?;
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -87,9 +87,9 @@ pub(super) fn write_whole<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::R
         &unfinished,
         OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC,
     )?;
-    fault::check(Call::Write)?;
+    fault::check(CallKind::Write)?;
     file.write_all(bytes)?;
-    fault::check(Call::Sync)?;
+    fault::check(CallKind::Sync)?;
     file.sync_all()?;
     rename(parent, &unfinished, name)?;
     sync_dir(parent)
@@ -100,7 +100,7 @@ pub(super) fn write_whole<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::R
 pub(super) fn write_unsynced<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
     let mut file = open_file(parent, name, flags)?;
-    fault::check(Call::Write)?;
+    fault::check(CallKind::Write)?;
     file.write_all(bytes)
 }
 
@@ -110,7 +110,7 @@ pub(super) fn write_unsynced<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io
 pub(super) fn write_link(parent: impl AsFd, name: &str, text: &[u8]) -> io::Result<()> {
     let parent = parent.as_fd();
     let unfinished = format!("{name}.new");
-    fault::check(Call::Make)?;
+    fault::check(CallKind::Make)?;
     let link = || rustix::fs::symlinkat(text, parent, &unfinished);
     match link() {
         Err(rustix::io::Errno::EXIST) => {
@@ -124,14 +124,14 @@ pub(super) fn write_link(parent: impl AsFd, name: &str, text: &[u8]) -> io::Resu
 
 /// Returns the target of a symbolic link.
 pub(super) fn read_link(parent: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
-    fault::check(Call::Read)?;
+    fault::check(CallKind::Read)?;
     Ok(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes())
 }
 
 /// Syncs a file or directory by name. A missing name is not an error.
 pub(super) fn sync_name(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    fault::check(Call::Open)?;
+    fault::check(CallKind::Open)?;
     match rustix::fs::openat(parent, name, flags, Mode::empty()) {
         Ok(opened) => sync_dir(opened),
         Err(rustix::io::Errno::NOENT) => Ok(()),
@@ -141,19 +141,19 @@ pub(super) fn sync_name(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
 
 /// Renames a file within a directory and replaces the target.
 pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
-    fault::check(Call::Rename)?;
+    fault::check(CallKind::Rename)?;
     Ok(rustix::fs::renameat(&dir, from, &dir, to)?)
 }
 
 /// Moves a name to another directory.
 pub(super) fn move_to(dir: impl AsFd, name: &str, to: impl AsFd) -> io::Result<()> {
-    fault::check(Call::Rename)?;
+    fault::check(CallKind::Rename)?;
     Ok(rustix::fs::renameat(dir, name, to, name)?)
 }
 
 /// Syncs a directory, so that its names are durable.
 pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
-    fault::check(Call::Sync)?;
+    fault::check(CallKind::Sync)?;
     Ok(rustix::fs::fsync(dir)?)
 }
 
@@ -162,7 +162,7 @@ pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
 pub(super) fn sync_in_order(dir: impl AsFd) -> io::Result<()> {
     let dir = dir.as_fd();
     if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") {
-        fault::check(Call::Sync)?;
+        fault::check(CallKind::Sync)?;
         Ok(sys::syncfs(dir)?)
     } else {
         sync_dir(dir)
@@ -172,7 +172,7 @@ pub(super) fn sync_in_order(dir: impl AsFd) -> io::Result<()> {
 /// Returns whether the name is a directory, without following a link. `ENOENT` if it does not
 /// exist.
 pub(super) fn is_dir(parent: impl AsFd, name: &[u8]) -> io::Result<bool> {
-    fault::check(Call::Stat)?;
+    fault::check(CallKind::Stat)?;
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
@@ -215,7 +215,7 @@ pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
 }
 
 fn remove_below(parent: rustix::fd::BorrowedFd<'_>, name: &[u8], depth: u32) -> io::Result<()> {
-    fault::check(Call::Unlink)?;
+    fault::check(CallKind::Unlink)?;
     let gone = |error: io::Error| {
         if error.kind() == io::ErrorKind::NotFound {
             Ok(())

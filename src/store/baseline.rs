@@ -38,13 +38,13 @@ mod writer;
 
 pub use self::changes::Changes;
 use self::changes::{slot_key, slot_of};
-pub use self::writer::Writer;
+pub use self::writer::BaselineWriter;
 use self::writer::{builder, finish};
 use super::Address;
 use super::at;
 use super::error::{StoreError, StoreResult};
 use super::ids::{Epoch, Name, Slot};
-use super::index::{Bytes, Cursor, Run};
+use super::index::{Run, RunCursor, RunSource};
 use super::journal::codec::{
     PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name,
 };
@@ -78,7 +78,7 @@ const FOLD_MAX: u64 = 100_000;
 
 /// The state of an inode at one of its names.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct BaselineNode {
     /// Its slot and type.
     pub child: Child,
     /// Its attributes.
@@ -130,7 +130,7 @@ fn child_of(bytes: &[u8]) -> Option<Option<Child>> {
 }
 
 /// Appends attributes and extended attributes.
-fn put_inode(node: &Node, value: &mut Vec<u8>) -> StoreResult<()> {
+fn put_inode(node: &BaselineNode, value: &mut Vec<u8>) -> StoreResult<()> {
     let slot = node.child.slot;
     put_part(
         Some(&Undo::Attr {
@@ -169,7 +169,7 @@ fn key(number: u64, name: &[u8]) -> Vec<u8> {
 fn open(layout: &Layout, name: &str) -> StoreResult<Option<Run>> {
     match at::open_file(layout.dir(), name, OFlags::RDONLY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        file => Run::open(0, Bytes::File(file.map_err(failed("open"))?)).map(Some),
+        file => Run::open(0, RunSource::File(file.map_err(failed("open"))?)).map(Some),
     }
 }
 
@@ -235,8 +235,8 @@ impl Baseline {
     /// Returns the root directory.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn root(&self) -> StoreResult<Node> {
-        let mut cursor = Cursor::new(&self.run, None);
+    pub fn root(&self) -> StoreResult<BaselineNode> {
+        let mut cursor = RunCursor::new(&self.run, None);
         if !cursor.next()? || cursor.key != key(0, b"") {
             return Err(StoreError::IndexDamaged);
         }
@@ -246,7 +246,7 @@ impl Baseline {
     }
 
     /// Applies changed attributes.
-    fn as_changed(&self, mut node: Node) -> Option<Node> {
+    fn as_changed(&self, mut node: BaselineNode) -> Option<BaselineNode> {
         if !self.changes.is_empty()
             && let Some(value) = self.changes.0.get(&slot_key(b'A', node.child.slot))
         {
@@ -258,7 +258,7 @@ impl Baseline {
     /// Returns the names of a directory, sorted.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn names(&self, dir: &Node) -> StoreResult<Vec<(Name, Node)>> {
+    pub fn names(&self, dir: &BaselineNode) -> StoreResult<Vec<(Name, BaselineNode)>> {
         let slot = dir.child.slot;
         let mut names = BTreeMap::new();
         if self.changes.whole(slot).is_none() {
@@ -300,9 +300,13 @@ impl Baseline {
     }
 
     /// Reads the names written with the tree.
-    fn names_written(&self, number: u64, names: &mut BTreeMap<Name, Node>) -> StoreResult<()> {
+    fn names_written(
+        &self,
+        number: u64,
+        names: &mut BTreeMap<Name, BaselineNode>,
+    ) -> StoreResult<()> {
         let prefix = number.to_be_bytes();
-        let mut cursor = Cursor::new(&self.run, None);
+        let mut cursor = RunCursor::new(&self.run, None);
         let mut found = cursor.seek(&prefix, self.run.first)?;
         while found && let Some(name) = cursor.key.strip_prefix(&prefix) {
             let node = parse(cursor.value())
@@ -314,7 +318,7 @@ impl Baseline {
     }
 
     fn value(&self, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
-        let mut cursor = Cursor::new(&self.run, None);
+        let mut cursor = RunCursor::new(&self.run, None);
         Ok((cursor.seek(key, self.run.first)? && cursor.key == key)
             .then(|| cursor.value().to_vec()))
     }
@@ -397,7 +401,7 @@ impl Baseline {
 
     /// Writes tree and changes as one new baseline.
     fn fold(&self, layout: &Layout, end: Address) -> StoreResult<()> {
-        let mut writer = Writer::new(layout, Some(end))?;
+        let mut writer = BaselineWriter::new(layout, Some(end))?;
         let root = self.root()?;
         writer.add(0, b"", &root)?;
         let (mut open, mut last, mut met) = (VecDeque::from([(ROOT, root)]), ROOT, HashSet::new());
@@ -445,7 +449,7 @@ impl Baseline {
     /// Returns the inode that a name of a directory led to, if a direct lookup finds it.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn at(&self, dir: Slot, name: &Name) -> StoreResult<Option<Node>> {
+    pub fn at(&self, dir: Slot, name: &Name) -> StoreResult<Option<BaselineNode>> {
         if let Some(value) = self
             .changes
             .0
@@ -473,7 +477,7 @@ impl Baseline {
     }
 
     /// Returns the inode of a changed name.
-    fn changed_child(&self, value: &[u8]) -> StoreResult<Node> {
+    fn changed_child(&self, value: &[u8]) -> StoreResult<BaselineNode> {
         let child = child_of(value).flatten().ok_or(StoreError::IndexDamaged)?;
         let attr = self
             .changes
@@ -482,7 +486,7 @@ impl Baseline {
             .ok_or(StoreError::IndexDamaged)?;
         let (attr, xattrs) =
             take_inode(child.slot, &mut attr.as_slice()).ok_or(StoreError::IndexDamaged)?;
-        Ok(Node {
+        Ok(BaselineNode {
             child,
             attr,
             xattrs,
@@ -521,17 +525,19 @@ impl Baseline {
     }
 }
 
-fn parse(mut value: &[u8]) -> Option<Node> {
+fn parse(mut value: &[u8]) -> Option<BaselineNode> {
     let number = decode_uint(&mut value).ok()?;
     let child = child_of(take_part(&mut value)?)?.unwrap_or(Child {
         slot: Slot::ROOT,
         kind: Kind::Dir,
     });
     let (attr, xattrs) = take_inode(child.slot, &mut value)?;
-    (attr.stat.kind == child.kind && (number == 0 || child.kind == Kind::Dir)).then_some(Node {
-        child,
-        attr,
-        xattrs,
-        number,
-    })
+    (attr.stat.kind == child.kind && (number == 0 || child.kind == Kind::Dir)).then_some(
+        BaselineNode {
+            child,
+            attr,
+            xattrs,
+            number,
+        },
+    )
 }

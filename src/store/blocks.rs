@@ -17,7 +17,7 @@ use blake3::hazmat::{
 };
 
 use super::error::{StoreError, StoreResult};
-use super::hash::{BLOCK_BYTES as READ_BYTES, Hash, Hashers, hash_file};
+use super::hash::{BLOCK_BYTES as READ_BYTES, Hash, HashPool, hash_file};
 use super::ids::{ObjectId, ObjectOrigin, Slot};
 use super::layers::{Layers, file_name};
 use crate::sys::{self, Errno, Stat, SysResult};
@@ -35,7 +35,7 @@ const ENTRY_BYTES: usize = 256;
 
 /// The result for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hashed {
+pub struct HashResult {
     /// Size of the object in bytes.
     pub size: u64,
     /// Hash of the object.
@@ -45,7 +45,7 @@ pub struct Hashed {
 }
 
 /// The last hashed version of a file.
-struct Known {
+struct HashedVersion {
     object: ObjectId,
     /// Attributes before the read.
     stat: Stat,
@@ -54,7 +54,7 @@ struct Known {
     turn: u64,
 }
 
-impl Known {
+impl HashedVersion {
     fn bytes(&self) -> usize {
         self.blocks.len() * size_of::<ChainingValue>() + ENTRY_BYTES
     }
@@ -62,13 +62,13 @@ impl Known {
 
 /// Cached chaining values of the last hashed versions, for as many files as fit into 8 MiB.
 #[derive(Default)]
-pub struct KnownBlocks {
-    files: HashMap<Slot, Known>,
+pub struct BlockHashCache {
+    files: HashMap<Slot, HashedVersion>,
     bytes: usize,
     turn: u64,
 }
 
-impl KnownBlocks {
+impl BlockHashCache {
     /// Returns size and hash (BLAKE3) of an object of a closed epoch; `None` if the object was
     /// removed during the call or `go_on` returned `false`. `go_on` is called before each read with
     /// its size. The bytes do not stay in the page cache.
@@ -79,7 +79,7 @@ impl KnownBlocks {
         layers: &Layers,
         id: ObjectId,
         mut go_on: impl FnMut(u64) -> bool,
-    ) -> StoreResult<Option<Hashed>> {
+    ) -> StoreResult<Option<HashResult>> {
         let file = layers.open(id)?;
         // A removed object takes up space until it is closed.
         let is_there = || sys::stat_fd(&file).is_ok_and(|stat| stat.nlink > 0);
@@ -97,11 +97,11 @@ impl KnownBlocks {
         id: ObjectId,
         file: &File,
         go_on: impl FnMut(u64) -> bool,
-    ) -> SysResult<Option<Hashed>> {
+    ) -> SysResult<Option<HashResult>> {
         let stat = sys::stat_fd(file)?;
         if stat.size < LARGE_MIN_BYTES || id.origin != ObjectOrigin::Cloned {
-            let found = hash_file(file, &Hashers::default(), true, go_on)?;
-            return Ok(found.map(|(size, hash)| Hashed {
+            let found = hash_file(file, &HashPool::default(), true, go_on)?;
+            return Ok(found.map(|(size, hash)| HashResult {
                 size,
                 hash,
                 read: size,
@@ -112,13 +112,13 @@ impl KnownBlocks {
             return Ok(None);
         };
         let hash = root(&blocks).ok_or(Errno::EIO)?;
-        self.keep(Known {
+        self.keep(HashedVersion {
             object: id,
             stat,
             blocks,
             turn: 0,
         });
-        Ok(Some(Hashed {
+        Ok(Some(HashResult {
             size: stat.size,
             hash,
             read,
@@ -170,13 +170,13 @@ impl KnownBlocks {
     }
 
     /// Caches a version in place of an older one, and evicts the least recently used.
-    fn keep(&mut self, known: Known) {
+    fn keep(&mut self, known: HashedVersion) {
         self.turn += 1;
         self.bytes += known.bytes();
         let slot = known.object.slot;
         if let Some(before) = self.files.insert(
             slot,
-            Known {
+            HashedVersion {
                 turn: self.turn,
                 ..known
             },
@@ -298,7 +298,7 @@ fn left_blocks(blocks: usize) -> usize {
     blocks.div_ceil(2).next_power_of_two()
 }
 
-impl std::fmt::Debug for KnownBlocks {
+impl std::fmt::Debug for BlockHashCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KnownBlocks")
             .field("files", &self.files.len())

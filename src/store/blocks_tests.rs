@@ -24,7 +24,7 @@ fn file_with(bytes: &[u8]) -> File {
 struct Bench {
     _dir: tempfile::TempDir,
     layers: Layers,
-    known: KnownBlocks,
+    known: BlockHashCache,
 }
 
 impl Bench {
@@ -34,12 +34,12 @@ impl Bench {
         Bench {
             layers: Layers::new(&layout).unwrap(),
             _dir: dir,
-            known: KnownBlocks::default(),
+            known: BlockHashCache::default(),
         }
     }
 
     /// Returns the result for a new object of this slot with this content.
-    fn hashed(&mut self, slot: u64, origin: ObjectOrigin, bytes: &[u8]) -> Hashed {
+    fn hashed(&mut self, slot: u64, origin: ObjectOrigin, bytes: &[u8]) -> HashResult {
         let id = self
             .layers
             .next_object(Epoch(1), Slot(slot), origin)
@@ -132,7 +132,7 @@ fn an_object_of_any_size_has_the_hash_of_its_bytes() {
             let size = size as u64;
             assert_eq!(
                 found,
-                Hashed {
+                HashResult {
                     size,
                     hash: *blake3::hash(&all[..size as usize]).as_bytes(),
                     read: size
@@ -187,7 +187,7 @@ fn blocks_grow_with_the_file() {
 
 #[test]
 fn what_is_known_has_its_bound() {
-    let mut known = KnownBlocks::default();
+    let mut known = BlockHashCache::default();
     let object = |slot| ObjectId {
         epoch: Epoch(1),
         slot: Slot(slot),
@@ -199,7 +199,7 @@ fn what_is_known_has_its_bound() {
     for slot in 0..6 {
         // One version after the other, and one that is used repeatedly.
         for slot in [slot, 0, slot] {
-            known.keep(Known {
+            known.keep(HashedVersion {
                 object: object(slot),
                 stat,
                 blocks: vec![[0; 32]; blocks],
@@ -208,7 +208,11 @@ fn what_is_known_has_its_bound() {
         }
         assert_eq!(
             known.bytes,
-            known.files.values().map(Known::bytes).sum::<usize>()
+            known
+                .files
+                .values()
+                .map(HashedVersion::bytes)
+                .sum::<usize>()
         );
         assert!(known.bytes <= KNOWN_BYTES_MAX);
     }

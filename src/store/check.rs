@@ -19,7 +19,7 @@ pub use self::finding::{DamageKind, Finding, journal_finding};
 use super::baseline::Baseline;
 use super::error::{StoreError, StoreResult};
 use super::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
-use super::index::{Difference, Index};
+use super::index::{Index, IndexDifference};
 use super::journal::Journal;
 use super::layers::{self, Layers};
 use super::layout::Layout;
@@ -52,7 +52,7 @@ pub struct Version {
 
 /// Extent of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct CheckTotals {
     /// Frames of the journal.
     pub frames: u64,
     /// Versions that kept checkpoints need.
@@ -73,7 +73,7 @@ pub struct Check {
     /// Every object named by a record, needed or not.
     recorded: HashSet<ObjectId>,
     /// The extent of the whole check.
-    pub totals: Totals,
+    pub totals: CheckTotals,
     /// Findings, beginning with those in the journal itself.
     pub findings: Vec<Finding>,
     /// The newest checkpoint read.
@@ -88,7 +88,7 @@ pub struct Check {
 
 /// The state of reading the journal.
 #[derive(Default)]
-struct Reading {
+struct VersionCollector {
     epoch: EpochRecords,
     /// Names and bytes spent on paths.
     spent: usize,
@@ -153,7 +153,7 @@ impl EpochRecords {
     }
 }
 
-impl Reading {
+impl VersionCollector {
     fn take(&mut self, record: Record) {
         match record {
             Record::Undo { epoch, undo } => {
@@ -277,7 +277,7 @@ impl Check {
     /// Damage in the journal is a finding, and records after it are not checked. Errors: `Io` of
     /// another kind.
     pub fn begin(journal: &Journal, of: Option<CheckpointId>, deep: bool) -> StoreResult<Check> {
-        let mut reading = Reading::default();
+        let mut reading = VersionCollector::default();
         let mut check = Check {
             deep,
             ..Check::default()
@@ -352,7 +352,7 @@ impl Check {
         }
         match index.compare(journal) {
             Ok(difference) if difference.is_none() => {}
-            Ok(Difference {
+            Ok(IndexDifference {
                 missing,
                 wrong,
                 strange,
@@ -576,7 +576,7 @@ mod tests {
             size: 7,
             provisional: false,
         };
-        let mut reading = Reading::default();
+        let mut reading = VersionCollector::default();
         for record in [
             made(1),
             recorded(2, Undo::Attr { slot, before }),

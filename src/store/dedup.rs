@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use super::extents::{self, Sharing, Step};
+use super::extents::{self, ExtentSharing, SharingStep};
 use crate::sys::{self, Errno, ExtentMap, SysResult};
 
 /// Rounds of comparison for files that differ from a source.
@@ -21,12 +21,12 @@ const ROUNDS_MAX: u32 = 8;
 const PIECES_FACTOR: usize = 2;
 
 /// Access to the files by number.
-pub trait Files {
+pub trait DedupFiles {
     /// Opens a file for reading; ENOENT if it no longer exists.
     fn open(&mut self, number: usize) -> SysResult<Arc<File>>;
     /// Returns how the second file can share the data of the first.
-    fn way(&self, _source: usize, _target: usize) -> Way {
-        Way::Extents
+    fn way(&self, _source: usize, _target: usize) -> ShareMethod {
+        ShareMethod::Extents
     }
     /// Makes the second file a hard link to the first if their contents are equal; returns whether
     /// they are.
@@ -41,7 +41,7 @@ pub trait Files {
 
 /// How a file can share the data of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ShareMethod {
     /// By sharing extents.
     Extents,
     /// As a hard link.
@@ -52,7 +52,7 @@ pub enum Way {
 
 /// The outcome for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum DedupOutcome {
     /// The file is the source.
     Source,
     /// The file shared all its data already.
@@ -77,18 +77,18 @@ pub enum Fate {
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum DedupStep {
     /// A file was examined, or shares more of its bytes.
     Some,
     /// The outcome for a file is final.
-    Fate(usize, Fate),
+    Fate(usize, DedupOutcome),
     /// All outcomes are final.
     All,
 }
 
 /// A file with the number of its extent map; equal maps have equal numbers.
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct GroupMember {
     number: usize,
     /// `None`: the map does not show sharing.
     place: Option<usize>,
@@ -97,14 +97,14 @@ struct Member {
 }
 
 #[derive(Debug)]
-enum Work {
+enum DedupPhase {
     Looking(Vec<usize>),
     Sharing {
         source: usize,
         file: Arc<File>,
         place: Option<usize>,
-        left: Vec<Member>,
-        now: Option<(Member, Sharing<Arc<File>>)>,
+        left: Vec<GroupMember>,
+        now: Option<(GroupMember, ExtentSharing<Arc<File>>)>,
     },
     /// Reporting the files that still differ.
     Telling(Vec<usize>),
@@ -112,12 +112,12 @@ enum Work {
 
 /// A set of files that probably have the same content. See the module.
 #[derive(Debug)]
-pub struct Same {
+pub struct DedupGroup {
     size: u64,
     /// Only report; change nothing.
     only_tell: bool,
-    work: Work,
-    members: Vec<Member>,
+    work: DedupPhase,
+    members: Vec<GroupMember>,
     places: HashMap<ExtentMap, usize>,
     /// The number of members with each extent map.
     holders: HashMap<usize, u64>,
@@ -125,14 +125,14 @@ pub struct Same {
     rounds: u32,
 }
 
-impl Same {
+impl DedupGroup {
     /// Creates a set of files of this size, by number. With `only_tell` the outcomes are predicted
     /// and nothing changes.
-    pub fn new(size: u64, numbers: Vec<usize>, only_tell: bool) -> Same {
-        Same {
+    pub fn new(size: u64, numbers: Vec<usize>, only_tell: bool) -> DedupGroup {
+        DedupGroup {
             size,
             only_tell,
-            work: Work::Looking(numbers),
+            work: DedupPhase::Looking(numbers),
             members: Vec::new(),
             places: HashMap::new(),
             holders: HashMap::new(),
@@ -142,17 +142,17 @@ impl Same {
     }
 
     /// Performs the next step.
-    pub fn step(&mut self, files: &mut dyn Files) -> Done {
-        match std::mem::replace(&mut self.work, Work::Telling(Vec::new())) {
-            Work::Looking(mut numbers) => match numbers.pop() {
+    pub fn step(&mut self, files: &mut dyn DedupFiles) -> DedupStep {
+        match std::mem::replace(&mut self.work, DedupPhase::Telling(Vec::new())) {
+            DedupPhase::Looking(mut numbers) => match numbers.pop() {
                 Some(number) => {
                     let done = self.look(number, files);
-                    self.work = Work::Looking(numbers);
+                    self.work = DedupPhase::Looking(numbers);
                     done
                 }
                 None => self.choose(files),
             },
-            Work::Sharing {
+            DedupPhase::Sharing {
                 source,
                 file,
                 place,
@@ -166,7 +166,7 @@ impl Same {
                         None => return self.end_round(),
                     },
                 };
-                self.work = Work::Sharing {
+                self.work = DedupPhase::Sharing {
                     source,
                     file,
                     place,
@@ -175,49 +175,49 @@ impl Same {
                 };
                 done
             }
-            Work::Telling(mut differ) => {
+            DedupPhase::Telling(mut differ) => {
                 let Some(number) = differ.pop() else {
-                    return Done::All;
+                    return DedupStep::All;
                 };
-                self.work = Work::Telling(differ);
-                Done::Fate(number, Fate::Differs)
+                self.work = DedupPhase::Telling(differ);
+                DedupStep::Fate(number, DedupOutcome::Differs)
             }
         }
     }
 
-    fn look(&mut self, number: usize, files: &mut dyn Files) -> Done {
+    fn look(&mut self, number: usize, files: &mut dyn DedupFiles) -> DedupStep {
         let looked = files
             .open(number)
             .and_then(|file| Ok((sys::stat_fd(&*file)?.size, place_of(&file, self.size)?)));
         let (size, map) = match looked {
             Ok(looked) => looked,
-            Err(errno) => return Done::Fate(number, Fate::Failed(errno)),
+            Err(errno) => return DedupStep::Fate(number, DedupOutcome::Failed(errno)),
         };
         if size != self.size {
-            return Done::Fate(number, Fate::Differs);
+            return DedupStep::Fate(number, DedupOutcome::Differs);
         }
         let (pieces, bytes) = map
             .as_ref()
             .map_or((1, self.size), |map| (map.pieces(), map.bytes()));
         if bytes == 0 {
-            return Done::Fate(number, Fate::Unplaced);
+            return DedupStep::Fate(number, DedupOutcome::Unplaced);
         }
         let next = self.places.len();
         let place = map.map(|map| *self.places.entry(map).or_insert(next));
         if let Some(place) = place {
             *self.holders.entry(place).or_insert(0) += 1;
         }
-        self.members.push(Member {
+        self.members.push(GroupMember {
             number,
             place,
             pieces,
             bytes,
         });
-        Done::Some
+        DedupStep::Some
     }
 
     /// Selects and opens the source.
-    fn choose(&mut self, files: &mut dyn Files) -> Done {
+    fn choose(&mut self, files: &mut dyn DedupFiles) -> DedupStep {
         let mut members = std::mem::take(&mut self.members);
         let few = members
             .iter()
@@ -225,13 +225,13 @@ impl Same {
             .min()
             .unwrap_or(1)
             .saturating_mul(PIECES_FACTOR);
-        let holders = |member: &Member| {
+        let holders = |member: &GroupMember| {
             member
                 .place
                 .and_then(|place| self.holders.get(&place).copied())
                 .unwrap_or(1)
         };
-        let best = |member: &Member| {
+        let best = |member: &GroupMember| {
             let few_pieces = member.pieces <= few;
             (
                 files.rank(member.number),
@@ -242,35 +242,35 @@ impl Same {
             )
         };
         let Some(at) = (0..members.len()).max_by_key(|at| members.get(*at).map(&best)) else {
-            return Done::All;
+            return DedupStep::All;
         };
         let source = members.swap_remove(at);
         if members.is_empty() {
-            return Done::Fate(
+            return DedupStep::Fate(
                 source.number,
                 if self.rounds == 0 {
-                    Fate::Source
+                    DedupOutcome::Source
                 } else {
-                    Fate::Differs
+                    DedupOutcome::Differs
                 },
             );
         }
         match files.open(source.number) {
             Ok(file) => {
-                self.work = Work::Sharing {
+                self.work = DedupPhase::Sharing {
                     source: source.number,
                     file,
                     place: source.place,
                     left: members,
                     now: None,
                 };
-                Done::Fate(source.number, Fate::Source)
+                DedupStep::Fate(source.number, DedupOutcome::Source)
             }
             Err(errno) => {
                 // Another member may still be a source.
                 self.members = members;
-                self.work = Work::Looking(Vec::new());
-                Done::Fate(source.number, Fate::Failed(errno))
+                self.work = DedupPhase::Looking(Vec::new());
+                DedupStep::Fate(source.number, DedupOutcome::Failed(errno))
             }
         }
     }
@@ -280,13 +280,13 @@ impl Same {
         source: usize,
         file: &Arc<File>,
         place: Option<usize>,
-        member: Member,
-        files: &mut dyn Files,
-    ) -> Working {
+        member: GroupMember,
+        files: &mut dyn DedupFiles,
+    ) -> StepState {
         let number = member.number;
-        let told = |fate| (Done::Fate(number, fate), None);
+        let told = |fate| (DedupStep::Fate(number, fate), None);
         if member.place.is_some() && member.place == place {
-            return told(Fate::Already);
+            return told(DedupOutcome::Already);
         }
         let opened = files.open(number).and_then(|target| {
             Ok((
@@ -295,56 +295,62 @@ impl Same {
             ))
         });
         let target = match opened {
-            Ok((true, _)) => return told(Fate::Already),
+            Ok((true, _)) => return told(DedupOutcome::Already),
             Ok((false, target)) => target,
-            Err(errno) => return told(Fate::Failed(errno)),
+            Err(errno) => return told(DedupOutcome::Failed(errno)),
         };
         let way = files.way(source, number);
         let same = match (way, self.only_tell) {
-            (Way::Never, _) => Err(Errno::EOPNOTSUPP),
-            (Way::Extents, false) => {
-                return self.share(member, Sharing::new(Arc::clone(file), target, self.size));
+            (ShareMethod::Never, _) => Err(Errno::EOPNOTSUPP),
+            (ShareMethod::Extents, false) => {
+                return self.share(
+                    member,
+                    ExtentSharing::new(Arc::clone(file), target, self.size),
+                );
             }
-            (Way::Link, false) => files.link(source, number),
+            (ShareMethod::Link, false) => files.link(source, number),
             (_, true) => extents::same_bytes(file, &target),
         };
         match same {
-            Ok(true) if way == Way::Link => told(Fate::Linked {
+            Ok(true) if way == ShareMethod::Link => told(DedupOutcome::Linked {
                 freed: self.freed(&member),
             }),
-            Ok(true) => told(Fate::Shared {
+            Ok(true) => told(DedupOutcome::Shared {
                 freed: self.freed(&member),
             }),
             Ok(false) => self.differs(number),
-            Err(errno) => told(Fate::Failed(errno)),
+            Err(errno) => told(DedupOutcome::Failed(errno)),
         }
     }
 
-    fn share(&mut self, member: Member, mut sharing: Sharing<Arc<File>>) -> Working {
+    fn share(&mut self, member: GroupMember, mut sharing: ExtentSharing<Arc<File>>) -> StepState {
         match sharing.step() {
-            Ok(Step::More(_)) => (Done::Some, Some((member, sharing))),
-            Ok(Step::Done) => (
-                Done::Fate(
+            Ok(SharingStep::More(_)) => (DedupStep::Some, Some((member, sharing))),
+            Ok(SharingStep::Done) => (
+                DedupStep::Fate(
                     member.number,
-                    Fate::Shared {
+                    DedupOutcome::Shared {
                         freed: self.freed(&member),
                     },
                 ),
                 None,
             ),
-            Ok(Step::Differs) => self.differs(member.number),
-            Err(errno) => (Done::Fate(member.number, Fate::Failed(errno)), None),
+            Ok(SharingStep::Differs) => self.differs(member.number),
+            Err(errno) => (
+                DedupStep::Fate(member.number, DedupOutcome::Failed(errno)),
+                None,
+            ),
         }
     }
 
-    fn differs(&mut self, number: usize) -> Working {
+    fn differs(&mut self, number: usize) -> StepState {
         self.differ.push(number);
-        (Done::Some, None)
+        (DedupStep::Some, None)
     }
 
     /// Returns the bytes freed with a member: its own, if no other member still has the same
     /// extents.
-    fn freed(&mut self, member: &Member) -> u64 {
+    fn freed(&mut self, member: &GroupMember) -> u64 {
         let Some(holders) = member.place.and_then(|place| self.holders.get_mut(&place)) else {
             return member.bytes;
         };
@@ -353,22 +359,22 @@ impl Same {
     }
 
     /// Files that differ from the source may equal each other.
-    fn end_round(&mut self) -> Done {
+    fn end_round(&mut self) -> DedupStep {
         let differ = std::mem::take(&mut self.differ);
         self.rounds += 1;
         self.places.clear();
         self.holders.clear();
         let again = differ.len() > 1 && self.rounds < ROUNDS_MAX;
         self.work = if again {
-            Work::Looking(differ)
+            DedupPhase::Looking(differ)
         } else {
-            Work::Telling(differ)
+            DedupPhase::Telling(differ)
         };
-        Done::Some
+        DedupStep::Some
     }
 }
 
-type Working = (Done, Option<(Member, Sharing<Arc<File>>)>);
+type StepState = (DedupStep, Option<(GroupMember, ExtentSharing<Arc<File>>)>);
 
 /// Returns the extent map; `None` if the filesystem does not support sharing.
 fn place_of(file: &File, size: u64) -> SysResult<Option<ExtentMap>> {

@@ -35,7 +35,7 @@ pub enum StoreError {
         /// The untrusted part.
         on: String,
         /// The reason.
-        why: Mistrust,
+        why: UntrustedReason,
     },
     /// Another process serves this store.
     #[error("the store is in use by another process")]
@@ -129,7 +129,7 @@ pub enum StoreError {
 
 /// Why a part of the store is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Mistrust {
+pub enum UntrustedReason {
     /// It is a symbolic link, or not a directory.
     #[error("it is not a directory")]
     NotADirectory,
@@ -199,15 +199,15 @@ impl StoreError {
             | StoreError::BadBranch { .. }
             | StoreError::Forgeable => Errno::EINVAL,
             StoreError::Untrusted {
-                why: Mistrust::NotADirectory,
+                why: UntrustedReason::NotADirectory,
                 ..
             } => Errno::ENOTDIR,
             StoreError::Untrusted {
-                why: Mistrust::OtherOwner,
+                why: UntrustedReason::OtherOwner,
                 ..
             } => Errno::EPERM,
             StoreError::Untrusted {
-                why: Mistrust::OtherDevice,
+                why: UntrustedReason::OtherDevice,
                 ..
             } => Errno::EXDEV,
             StoreError::Locked => Errno::EBUSY,

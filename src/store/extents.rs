@@ -15,7 +15,7 @@ pub const CALL_BYTES: u64 = 16 << 20;
 
 /// Progress after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SharingStep {
     /// This many more bytes are shared, or are holes in both.
     More(u64),
     /// All bytes are shared.
@@ -26,17 +26,17 @@ pub enum Step {
 
 /// Two files whose data is being shared.
 #[derive(Debug)]
-pub struct Sharing<F> {
+pub struct ExtentSharing<F> {
     source: F,
     target: F,
     size: u64,
     offset: u64,
 }
 
-impl<F: AsRef<File>> Sharing<F> {
+impl<F: AsRef<File>> ExtentSharing<F> {
     /// Prepares to share the `size` bytes of `source` with `target`.
-    pub fn new(source: F, target: F, size: u64) -> Sharing<F> {
-        Sharing {
+    pub fn new(source: F, target: F, size: u64) -> ExtentSharing<F> {
+        ExtentSharing {
             source,
             target,
             size,
@@ -48,19 +48,19 @@ impl<F: AsRef<File>> Sharing<F> {
     ///
     /// # Errors
     /// As [`sys::dedupe_range`].
-    pub fn step(&mut self) -> SysResult<Step> {
+    pub fn step(&mut self) -> SysResult<SharingStep> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
         let began = self.offset;
         match (
             next_data(source, self.offset),
             next_data(target, self.offset),
         ) {
-            (None, None) => return Ok(Step::Done),
+            (None, None) => return Ok(SharingStep::Done),
             (Some(one), None) | (None, Some(one)) => self.offset = one,
             (Some(one), Some(other)) => self.offset = one.min(other),
         }
         if self.offset >= self.size {
-            return Ok(Step::Done);
+            return Ok(SharingStep::Done);
         }
         match sys::dedupe_range(
             source,
@@ -69,13 +69,13 @@ impl<F: AsRef<File>> Sharing<F> {
             CALL_BYTES.min(self.size - self.offset),
         )? {
             // The last block of a file that has grown.
-            None | Some(0) => Ok(Step::Differs),
+            None | Some(0) => Ok(SharingStep::Differs),
             Some(shared) => {
                 self.offset = self.offset.saturating_add(shared).min(self.size);
                 Ok(if self.offset >= self.size {
-                    Step::Done
+                    SharingStep::Done
                 } else {
-                    Step::More(self.offset - began)
+                    SharingStep::More(self.offset - began)
                 })
             }
         }

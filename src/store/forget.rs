@@ -24,12 +24,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use super::ids::{CheckpointId, Epoch};
 use super::journal::Address;
 use super::lineage::Lineage;
-use super::operation::Line;
+use super::operation::UndoStacks;
 use super::record::{Record, range_of};
 
 /// Items to forget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct ExpiredItems {
     /// Checkpoints.
     pub checkpoints: BTreeSet<CheckpointId>,
     /// Checkpoints whose parent is not the preceding checkpoint, and no longer counts.
@@ -46,14 +46,14 @@ pub struct Forgotten {
 
 /// Records of such items in a journal, read from its start.
 #[derive(Default)]
-pub(super) struct Catalogue {
+pub(super) struct ExpiryScan {
     made: BTreeMap<CheckpointId, Address>,
     deleted: HashMap<CheckpointId, Address>,
     /// Records about one checkpoint, and whether each is its creation or deletion.
     about: Vec<(Address, CheckpointId, bool)>,
-    restores: Vec<Restore>,
+    restores: Vec<RestoreEntry>,
     lineage: Lineage,
-    operations: Vec<Done>,
+    operations: Vec<OperationEntry>,
     /// Mount records, with the end of the preceding absence.
     mounts: Vec<(Address, Option<i64>)>,
     /// Records that all changes of an absence are recorded, with its end.
@@ -65,7 +65,7 @@ pub(super) struct Catalogue {
     only: Vec<Address>,
 }
 
-struct Restore {
+struct RestoreEntry {
     guard: CheckpointId,
     /// The checkpoint whose parent is the restored one.
     child: Option<CheckpointId>,
@@ -74,14 +74,14 @@ struct Restore {
     end: Option<Address>,
 }
 
-struct Done {
+struct OperationEntry {
     number: u64,
     at: Address,
     undoes: Option<u64>,
     about: Vec<CheckpointId>,
 }
 
-impl Catalogue {
+impl ExpiryScan {
     pub fn take(&mut self, at: Address, record: &Record) {
         if let Some(by) = self.by.take() {
             self.asked.push((by, at));
@@ -120,7 +120,7 @@ impl Catalogue {
             Record::Operation(operation) => {
                 let (number, undoes, about) =
                     (operation.number, operation.undoes, operation.deed.about());
-                self.operations.push(Done {
+                self.operations.push(OperationEntry {
                     number,
                     at,
                     undoes,
@@ -148,7 +148,7 @@ impl Catalogue {
     fn begin_restore(&mut self, at: Address, guard: CheckpointId, child: Option<CheckpointId>) {
         let mut records = std::mem::take(&mut self.only);
         records.push(at);
-        self.restores.push(Restore {
+        self.restores.push(RestoreEntry {
             guard,
             child,
             records,
@@ -168,9 +168,9 @@ impl Catalogue {
 
     /// Returns the items to forget. Everything before `upto` is on disk, including deletions; the
     /// pair is start and end of the last record in the index.
-    pub fn forgotten(self, upto: Address, (last, indexed): (Address, Address)) -> Forgotten {
+    pub fn forgotten(self, upto: Address, (last, indexed): (Address, Address)) -> ExpiredItems {
         let Some(newest) = self.made.last_key_value().map(|(id, _)| *id) else {
-            return Forgotten::default();
+            return ExpiredItems::default();
         };
         let is_deleted = |id: CheckpointId| self.deleted.get(&id).is_some_and(|at| *at < upto);
         let is_gone = |id: CheckpointId| match self.made.get(&id) {
@@ -187,11 +187,11 @@ impl Catalogue {
             .first()
             .and_then(|id| self.made.get(id))
             .map_or(indexed, |at| indexed.min(*at));
-        let mut found = Forgotten {
+        let mut found = ExpiredItems {
             lineage: self
                 .lineage
                 .unneeded(&kept, newest.epoch().next().checkpoint()),
-            ..Forgotten::default()
+            ..ExpiredItems::default()
         };
         found.operations = self.operations_to_forget(is_gone, upto);
         found.checkpoints = self
@@ -229,7 +229,7 @@ impl Catalogue {
 
     fn forget_restores(
         &self,
-        found: &mut Forgotten,
+        found: &mut ExpiredItems,
         is_gone: impl Fn(CheckpointId) -> bool,
         upto: Address,
     ) {
@@ -247,7 +247,7 @@ impl Catalogue {
     }
 
     /// `oldest`: address of the oldest kept checkpoint.
-    fn forget_absences(&self, found: &mut Forgotten, oldest: Address) {
+    fn forget_absences(&self, found: &mut ExpiredItems, oldest: Address) {
         for (at, to_ns) in self.mounts.iter().filter(|(at, _)| *at < oldest) {
             found.records.insert(*at);
             found.absences.extend(to_ns);
@@ -265,7 +265,12 @@ impl Catalogue {
         }
     }
 
-    fn forget_dropped(&self, found: &mut Forgotten, kept: &BTreeSet<CheckpointId>, upto: Address) {
+    fn forget_dropped(
+        &self,
+        found: &mut ExpiredItems,
+        kept: &BTreeSet<CheckpointId>,
+        upto: Address,
+    ) {
         for (epoch, at, first, last) in self.dropped.iter().filter(|(_, at, ..)| *at < upto) {
             // In an empty record the first checkpoint is after the last.
             if first > last || kept.range(first..=last).next().is_none() {
@@ -294,7 +299,7 @@ impl Catalogue {
         }
         let mut stay: HashSet<u64> = HashSet::new();
         let first = |number: u64| first_of.get(&number).copied().unwrap_or(number);
-        let stays = |done: &&Done| {
+        let stays = |done: &&OperationEntry| {
             !goes.contains(&done.number)
                 || done.at >= upto
                 || !done.about.iter().all(|id| is_gone(*id))
@@ -306,7 +311,7 @@ impl Catalogue {
                 .map(|done| first(done.number)),
         );
         loop {
-            let (mut line, before) = (Line::default(), stay.len());
+            let (mut line, before) = (UndoStacks::default(), stay.len());
             for done in &self.operations {
                 let counts = done
                     .undoes

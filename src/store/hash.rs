@@ -22,13 +22,13 @@ pub const THREADS_MAX: usize = 64;
 
 /// The threads that hash.
 #[derive(Default)]
-pub struct Hashers(Option<rayon_core::ThreadPool>);
+pub struct HashPool(Option<rayon_core::ThreadPool>);
 
-impl Hashers {
+impl HashPool {
     /// Starts this many threads. With 0 or 1, or if they cannot start, the calling thread hashes.
-    pub fn new(threads: usize) -> Hashers {
+    pub fn new(threads: usize) -> HashPool {
         if threads <= 1 {
-            return Hashers(None);
+            return HashPool(None);
         }
         let started = |_| {
             // Best effort: without the I/O class the threads only have a higher priority.
@@ -38,7 +38,7 @@ impl Hashers {
             .num_threads(threads.min(THREADS_MAX))
             .start_handler(started)
             .build();
-        Hashers(
+        HashPool(
             pool.inspect_err(|error| tracing::warn!(%error, "files are hashed by one thread"))
                 .ok(),
         )
@@ -53,7 +53,7 @@ impl Hashers {
     }
 }
 
-impl fmt::Debug for Hashers {
+impl fmt::Debug for HashPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Hashers")
             .field(
@@ -68,16 +68,16 @@ impl fmt::Debug for Hashers {
 
 /// A file being hashed.
 #[derive(Default)]
-pub struct Hashing {
+pub struct FileHasher {
     hasher: blake3::Hasher,
     block: Vec<u8>,
     offset: u64,
 }
 
-impl Hashing {
+impl FileHasher {
     /// Creates the state before the first read.
-    pub fn new() -> Hashing {
-        Hashing::default()
+    pub fn new() -> FileHasher {
+        FileHasher::default()
     }
 
     /// Reads the next block, and returns size and hash at the end of the file. With `forget` the
@@ -88,7 +88,7 @@ impl Hashing {
     pub fn step(
         &mut self,
         file: &File,
-        hashers: &Hashers,
+        hashers: &HashPool,
         forget: bool,
     ) -> SysResult<Option<(u64, Hash)>> {
         let wanted = hashers.block_bytes();
@@ -116,7 +116,7 @@ impl Hashing {
     }
 }
 
-impl fmt::Debug for Hashing {
+impl fmt::Debug for FileHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hashing")
             .field("offset", &self.offset)
@@ -128,14 +128,14 @@ impl fmt::Debug for Hashing {
 /// the call with `None`.
 ///
 /// # Errors
-/// As [`Hashing::step`].
+/// As [`FileHasher::step`].
 pub fn hash_file(
     file: &File,
-    hashers: &Hashers,
+    hashers: &HashPool,
     forget: bool,
     mut go_on: impl FnMut(u64) -> bool,
 ) -> SysResult<Option<(u64, Hash)>> {
-    let mut hashing = Hashing::new();
+    let mut hashing = FileHasher::new();
     while go_on(hashers.block_bytes() as u64) {
         if let Some(found) = hashing.step(file, hashers, forget)? {
             return Ok(Some(found));
@@ -166,14 +166,14 @@ mod tests {
             let expected = Some((size as u64, *blake3::hash(&bytes).as_bytes()));
             for threads in [0, 1, 2, 3] {
                 assert_eq!(
-                    hash_file(&file, &Hashers::new(threads), false, |_| true),
+                    hash_file(&file, &HashPool::new(threads), false, |_| true),
                     Ok(expected),
                     "{threads} threads, {size} bytes"
                 );
             }
         }
         assert_eq!(
-            hash_file(&file, &Hashers::default(), true, |_| false),
+            hash_file(&file, &HashPool::default(), true, |_| false),
             Ok(None)
         );
     }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::at;
 use super::layout::XATTR_PREFIX;
-use crate::sys::fault::{self, Call};
+use crate::sys::fault::{self, CallKind};
 use crate::sys::{self, Xattrs};
 
 /// Bytes of an attribute: a whole number of pairs of `merges/ID.same`.
@@ -32,7 +32,7 @@ const CHUNKS_MAX: usize = 128;
 const FOLDED_FROM: usize = 64;
 
 /// A file and its attributes.
-struct Held {
+struct XattrFile {
     file: File,
     attributes: Xattrs,
 }
@@ -42,7 +42,7 @@ struct Held {
 /// # Errors
 /// Those of open(2), read(2), getxattr(2).
 pub(super) fn read(dir: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>> {
-    Held::open(dir, name, OFlags::RDONLY)?.bytes(limit)
+    XattrFile::open(dir, name, OFlags::RDONLY)?.bytes(limit)
 }
 
 /// Replaces a file atomically, in order with earlier changes: after a power cut it has the old or
@@ -91,7 +91,7 @@ pub(super) fn append(
     (part, limit): (usize, u64),
 ) -> io::Result<()> {
     let dir = dir.as_fd();
-    let held = Held::open(dir, name, OFlags::RDWR | OFlags::CREATE)?;
+    let held = XattrFile::open(dir, name, OFlags::RDWR | OFlags::CREATE)?;
     let end = held.end()? / part as u64 * part as u64;
     let room = usize::try_from(limit.saturating_sub(end)).unwrap_or(usize::MAX);
     let bytes = bytes.get(..room / part * part).unwrap_or(bytes);
@@ -108,7 +108,7 @@ pub(super) fn append(
 /// # Errors
 /// Those of write(2), fsync(2), removexattr(2).
 pub(super) fn fold(dir: impl AsFd, name: &str) -> io::Result<()> {
-    let held = match Held::open(&dir, name, OFlags::RDWR) {
+    let held = match XattrFile::open(&dir, name, OFlags::RDWR) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         held => held?,
     };
@@ -154,12 +154,12 @@ fn offset(attribute: &[u8]) -> Option<u64> {
     (self::attribute(at) == attribute).then_some(at)
 }
 
-impl Held {
-    fn open(dir: impl AsFd, name: &str, flags: OFlags) -> io::Result<Held> {
+impl XattrFile {
+    fn open(dir: impl AsFd, name: &str, flags: OFlags) -> io::Result<XattrFile> {
         let file = at::open_file(dir, name, flags)?;
         let mut attributes = sys::all_xattrs(&file)?;
         attributes.retain(|(name, _)| offset(name).is_some());
-        Ok(Held { file, attributes })
+        Ok(XattrFile { file, attributes })
     }
 
     /// Calls `each` with the offset and bytes of each attribute, and returns the end of the
@@ -182,7 +182,7 @@ impl Held {
 
     fn bytes(&self, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        fault::check(Call::Read)?;
+        fault::check(CallKind::Read)?;
         (&self.file).take(limit).read_to_end(&mut bytes)?;
         self.pieces(bytes.len() as u64, |at, piece| {
             let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -208,7 +208,7 @@ impl Held {
         self.pieces(self.file.metadata()?.len(), &mut write);
         write(end, bytes);
         written?;
-        fault::check(Call::Sync)?;
+        fault::check(CallKind::Sync)?;
         self.file.sync_all()?;
         at::sync_dir(dir)?;
         let mut names = self.attributes.iter().map(|(name, _)| name);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn attributes(dir: &File, name: &str) -> usize {
-        Held::open(dir, name, OFlags::RDONLY)
+        XattrFile::open(dir, name, OFlags::RDONLY)
             .unwrap()
             .attributes
             .len()
@@ -288,7 +288,7 @@ mod tests {
             return;
         }
         append(&dir, "same", &parts(1, 40), ALL).unwrap();
-        let file = Held::open(&dir, "same", OFlags::RDWR).unwrap().file;
+        let file = XattrFile::open(&dir, "same", OFlags::RDWR).unwrap().file;
         sys::write_all_at(&file, &parts(9, 100), 0).unwrap();
         let expected = [parts(1, 40), parts(9, 60)].concat();
         assert_eq!(read(&dir, "same", ALL.1).unwrap(), expected);

@@ -31,7 +31,7 @@ use rustix::fs::OFlags;
 
 use super::at;
 use super::error::{StoreError, StoreResult};
-use super::hash::{Hash, Hashers, hash_file};
+use super::hash::{Hash, HashPool, hash_file};
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
 use super::reserve::Reserve;
@@ -215,7 +215,7 @@ impl Layers {
         id: ObjectId,
         go_on: impl FnMut(u64) -> bool,
     ) -> StoreResult<Option<(u64, Hash)>> {
-        let found = hash_file(&self.open(id)?, &Hashers::default(), true, go_on);
+        let found = hash_file(&self.open(id)?, &HashPool::default(), true, go_on);
         found.map_err(|errno| {
             StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(
                 errno.0,

@@ -57,10 +57,10 @@ pub mod snapdir;
 #[cfg(test)]
 pub(super) use self::format::parse_format;
 use self::format::{read_and_add_features, read_format, write_format};
-use self::notes::Synced;
+use self::notes::SyncedTime;
 pub use self::notes::{noted_unhashed, noted_unkept};
 use super::at;
-use super::error::{Mistrust, StoreError, StoreResult};
+use super::error::{StoreError, StoreResult, UntrustedReason};
 use super::reserve::Reserve;
 use crate::sys;
 
@@ -179,7 +179,7 @@ pub struct Layout {
     id: StoreId,
     created: bool,
     same_mount: bool,
-    synced: Synced,
+    synced: SyncedTime,
     read_only: bool,
     dir: OwnedFd,
     journal: OwnedFd,
@@ -273,7 +273,7 @@ impl Layout {
         if let Err(error) = hide_from_git(&dir) {
             tracing::debug!(%error, "the store is not hidden from git");
         }
-        let synced = Synced::noted(&dir);
+        let synced = SyncedTime::noted(&dir);
         for name in at::names(&tmp)
             .map_err(StoreError::io("list", "tmp"))?
             .into_iter()
@@ -313,7 +313,7 @@ impl Layout {
             return Err(StoreError::NoStore);
         }
         let id = read_format(&dir)?.id;
-        let synced = Synced::noted(&dir);
+        let synced = SyncedTime::noted(&dir);
         let (journal, layers) = (
             open_trusted(&dir, &dir, "journal")?,
             open_trusted(&dir, &dir, "layers")?,
@@ -453,7 +453,7 @@ fn open_trusted(like: impl AsFd, parent: impl AsFd, name: &str) -> StoreResult<O
         why,
     };
     let dir = at::open_dir(parent, name).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NOTDIR | Errno::LOOP) => refuse(Mistrust::NotADirectory),
+        Some(Errno::NOTDIR | Errno::LOOP) => refuse(UntrustedReason::NotADirectory),
         Some(Errno::NOENT) if name == STORE_NAME => StoreError::NoStore,
         Some(Errno::NOENT) => StoreError::NotAStore,
         _ => StoreError::io("open", name)(error),
@@ -461,10 +461,10 @@ fn open_trusted(like: impl AsFd, parent: impl AsFd, name: &str) -> StoreResult<O
     let stat = rustix::fs::fstat(&dir).map_err(StoreError::io("stat", name))?;
     let wanted = rustix::fs::fstat(like).map_err(StoreError::io("stat", name))?;
     if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(refuse(Mistrust::OtherOwner));
+        return Err(refuse(UntrustedReason::OtherOwner));
     }
     if stat.st_dev != wanted.st_dev {
-        return Err(refuse(Mistrust::OtherDevice));
+        return Err(refuse(UntrustedReason::OtherDevice));
     }
     Ok(dir)
 }

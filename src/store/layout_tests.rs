@@ -146,14 +146,14 @@ fn a_store_gets_the_features_that_it_needs_once_it_is_written_to() {
 #[test]
 #[cfg(debug_assertions)]
 fn adding_features_that_is_cut_short_goes_on() {
-    use crate::sys::fault::{Plan, arm_thread, disarm_thread};
+    use crate::sys::fault::{FaultPlan, arm_thread, disarm_thread};
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
     let (old, text) = without_a_feature(&dir);
     let mut seen = [0, 0];
     for nth in 1.. {
         fs::write(&format, &old).unwrap();
-        arm_thread(Plan::nth(nth, crate::sys::Errno::EIO).lasting().half());
+        arm_thread(FaultPlan::nth(nth, crate::sys::Errno::EIO).lasting().half());
         let opened = open(dir.path(), false).map(drop);
         let failed = disarm_thread().failed;
         let left = fs::read_to_string(&format).unwrap();
@@ -210,7 +210,7 @@ fn links_and_files_in_the_place_of_directories_are_refused() {
         matches!(
             result,
             Err(StoreError::Untrusted {
-                why: Mistrust::NotADirectory,
+                why: UntrustedReason::NotADirectory,
                 ..
             })
         )
@@ -237,7 +237,7 @@ fn another_owner_is_refused() {
     assert!(matches!(
         open(dir.path(), true),
         Err(StoreError::Untrusted {
-            why: Mistrust::OtherOwner,
+            why: UntrustedReason::OtherOwner,
             ..
         })
     ));

@@ -39,15 +39,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use self::error::{Mistrust, StoreError, StoreResult};
-pub use self::forget::Forgotten;
-pub use self::index::{Batch, Needs};
-use self::index::{Doubt, Index};
+pub use self::error::{StoreError, StoreResult, UntrustedReason};
+pub use self::forget::ExpiredItems;
+pub use self::index::{Batch, RetentionNeeds};
+use self::index::{Index, RebuildReason};
 pub use self::journal::Address;
 use self::journal::Journal;
 use self::layers::Layers;
 use self::layout::Layout;
-use self::record::{Kept, Record};
+use self::record::{CheckpointState, Record};
 use self::reserve::Reserve;
 
 /// An open store. Shared by reference between threads; dropping it releases its lock.
@@ -76,7 +76,7 @@ pub struct Opened {
     /// The end of the journal was torn, as after a power cut, and was repaired.
     pub torn: bool,
     /// The index was rebuilt from the journal, for this reason.
-    pub rebuilt: Option<Doubt>,
+    pub rebuilt: Option<RebuildReason>,
 }
 
 impl Store {
@@ -128,9 +128,13 @@ impl Store {
         };
         let rebuilt = match opening {
             // An empty journal needs no index.
-            index::Opening::Rebuild(Doubt::Missing) if found.end == journal.start() => None,
-            index::Opening::Rebuild(doubt) => Some(doubt),
-            index::Opening::Ready => doubt_of(&index, &journal)?,
+            index::IndexOpening::Rebuild(RebuildReason::Missing)
+                if found.end == journal.start() =>
+            {
+                None
+            }
+            index::IndexOpening::Rebuild(doubt) => Some(doubt),
+            index::IndexOpening::Ready => doubt_of(&index, &journal)?,
         };
         if let Some(doubt) = rebuilt {
             if index.is_waiting() {
@@ -139,7 +143,7 @@ impl Store {
                 tracing::info!(reason = %doubt, "the index is made anew");
             }
             let end = Some(end_of_closed(&journal)?);
-            if opening == index::Opening::Ready {
+            if opening == index::IndexOpening::Ready {
                 index.rebuild(&journal, end)?
             } else {
                 index.fill(&journal, end)?
@@ -255,7 +259,7 @@ fn is_short(journal: &Journal) -> bool {
 }
 
 /// Returns the checkpoints in the readable part of a journal, in order of their ids.
-pub fn checkpoints_of(journal: &Journal) -> Vec<Kept> {
+pub fn checkpoints_of(journal: &Journal) -> Vec<CheckpointState> {
     let mut batch = Batch::new();
     for (at, record) in journal.scan(journal.start(), None).map_while(Result::ok) {
         if is_of_checkpoints(&record) && batch.add(at, &record).is_err() {
@@ -311,20 +315,24 @@ fn end_of_closed(journal: &Journal) -> StoreResult<Address> {
 
 /// Checks the opened index against the journal: it may lag behind but not be ahead, and its last
 /// record must exist.
-fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
+fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<RebuildReason>> {
     let (last, end) = match index.last_applied() {
         Ok(Some(applied)) => applied,
         Ok(None) => return Ok(None),
-        Err(StoreError::IndexDamaged) => return Ok(Some(Doubt::Damaged)),
+        Err(StoreError::IndexDamaged) => return Ok(Some(RebuildReason::Damaged)),
         Err(error) => return Err(error),
     };
     if end > journal.position() {
-        return Ok(Some(Doubt::Ahead));
+        return Ok(Some(RebuildReason::Ahead));
     }
     let fits = journal
         .read(last)
         .is_ok_and(|record| last.after(&record) == Ok(end));
-    Ok(if fits { None } else { Some(Doubt::Unfit) })
+    Ok(if fits {
+        None
+    } else {
+        Some(RebuildReason::Unfit)
+    })
 }
 
 /// Returns the checkpoints of a store, mounted or not, in order of their ids, read from the
@@ -332,7 +340,7 @@ fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
 /// missing.
 ///
 /// Errors: those of [`Layout::open_existing_readonly`] and of reading the journal.
-pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {
+pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<CheckpointState>> {
     let layout = Layout::open_existing_readonly(root)?;
     let (journal, _) = Journal::open(&layout)?;
     let mut batch = Batch::new();

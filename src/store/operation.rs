@@ -9,7 +9,7 @@ use super::record::Actor;
 
 /// The effect of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum OperationEffect {
     /// A checkpoint was created.
     Made {
         /// The checkpoint.
@@ -42,7 +42,7 @@ pub enum Deed {
     /// Tags were added and removed.
     Tagged {
         /// The changes of each checkpoint, each once.
-        changes: Vec<Retagged>,
+        changes: Vec<TagChange>,
     },
     /// A checkpoint was pinned or unpinned.
     Pinned {
@@ -66,13 +66,13 @@ pub enum Deed {
     },
 }
 
-/// [`Operation::undoes`] of a deletion by a retention rule. Operation 0 does not exist, so [`Line`]
+/// [`Operation::undoes`] of a deletion by a retention rule. Operation 0 does not exist, so [`UndoStacks`]
 /// ignores the deletion: `undo`, `redo` and `undo --to` skip it, and it does not end the redo line.
 pub const BY_RULE: Option<u64> = Some(0);
 
 /// The change of a checkpoint's tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Retagged {
+pub struct TagChange {
     /// The checkpoint.
     pub id: CheckpointId,
     /// Removed tags.
@@ -93,40 +93,40 @@ pub struct Operation {
     /// The operation that it undoes, if any.
     pub undoes: Option<u64>,
     /// Its effect.
-    pub deed: Deed,
+    pub deed: OperationEffect,
 }
 
-impl Deed {
+impl OperationEffect {
     /// Returns whether this was a merge into the tree.
     pub fn is_merge(&self) -> bool {
-        matches!(self, Deed::Restored { target, guard, .. } if target == guard)
+        matches!(self, OperationEffect::Restored { target, guard, .. } if target == guard)
     }
 
     /// Returns the checkpoints involved; for a restore its guard, without which it cannot be
     /// undone.
     pub fn about(&self) -> Vec<CheckpointId> {
         match self {
-            Deed::Made { id }
-            | Deed::Deleted { id, .. }
-            | Deed::Revived { id }
-            | Deed::Pinned { id, .. } => vec![*id],
-            Deed::Restored { guard, .. } => vec![*guard],
-            Deed::Branch { base, .. } => vec![*base],
-            Deed::Tagged { changes } => changes.iter().map(|change| change.id).collect(),
+            OperationEffect::Made { id }
+            | OperationEffect::Deleted { id, .. }
+            | OperationEffect::Revived { id }
+            | OperationEffect::Pinned { id, .. } => vec![*id],
+            OperationEffect::Restored { guard, .. } => vec![*guard],
+            OperationEffect::Branch { base, .. } => vec![*base],
+            OperationEffect::Tagged { changes } => changes.iter().map(|change| change.id).collect(),
         }
     }
 }
 
 /// The undo and redo stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Line {
+pub struct UndoStacks {
     /// Operations that can be undone, newest last.
     pub undo: Vec<u64>,
     /// Undo operations that can be redone, newest last.
     pub redo: Vec<u64>,
 }
 
-impl Line {
+impl UndoStacks {
     /// Adds an operation. Returns the entries of the redo stack that it discarded.
     pub fn note(&mut self, number: u64, undoes: Option<u64>) -> Vec<u64> {
         let place_in = |stack: &[u64]| {

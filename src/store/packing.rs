@@ -6,10 +6,10 @@ use std::collections::{HashMap, HashSet};
 
 use super::Store;
 use super::error::StoreResult;
-use super::forget::{Catalogue, Forgotten};
+use super::forget::{ExpiredItems, ExpiryScan};
 use super::ids::{CheckpointId, Epoch, ObjectId, Slot};
-use super::index::{Batch, Index, Needs};
-use super::journal::{Address, Journal, Verdict};
+use super::index::{Batch, Index, RetentionNeeds};
+use super::journal::{Address, Journal, PackDecision};
 use super::layers::Layers;
 use super::record::{ObjectHash, Record, Undo};
 use crate::sys;
@@ -33,7 +33,10 @@ impl Store {
             if stop() {
                 break;
             }
-            if let Some(packed) = self.journal.pack(number, &mut |_, _| Ok(Verdict::Keep))? {
+            if let Some(packed) = self
+                .journal
+                .pack(number, &mut |_, _| Ok(PackDecision::Keep))?
+            {
                 self.journal.put_packed(&packed)?;
             }
         }
@@ -47,12 +50,12 @@ impl Store {
     /// Errors: as [`Store::pack`], and those of the index.
     pub fn repack(
         &self,
-        needs: &Needs<'_>,
+        needs: &RetentionNeeds<'_>,
         stop: &dyn Fn() -> bool,
-        forget: impl FnOnce(&Forgotten),
+        forget: impl FnOnce(&ExpiredItems),
     ) -> StoreResult<()> {
         self.journal.close_segment(closed_bytes())?;
-        let Some(mut judge) = Judge::new(self, needs, stop)? else {
+        let Some(mut judge) = PackFilter::new(self, needs, stop)? else {
             return Ok(());
         };
         // On disk before a record is removed, so that every index entry has its record in the
@@ -93,16 +96,16 @@ fn closed_bytes() -> u32 {
 }
 
 /// Decides for each record, in journal order, whether it is needed.
-struct Judge<'a> {
+struct PackFilter<'a> {
     index: &'a Index,
     layers: &'a Layers,
-    needs: &'a Needs<'a>,
+    needs: &'a RetentionNeeds<'a>,
     /// Everything from here on stays: it is not indexed yet, or not on disk.
     upto: Address,
     /// The open epoch.
     epoch: Epoch,
-    told: Told,
-    forgotten: Forgotten,
+    told: PackScan,
+    forgotten: ExpiredItems,
     /// Existing objects of the epoch queried last.
     left: (Epoch, Vec<ObjectId>),
     /// Hash records to remove.
@@ -111,7 +114,7 @@ struct Judge<'a> {
 
 /// Facts from the journal before and after the address up to which records are removed.
 #[derive(Default)]
-struct Told {
+struct PackScan {
     /// The last place of each inode before: frame, and position in it. After a power cut the tree
     /// may be in that state, despite later records.
     places: HashMap<Slot, (Address, usize)>,
@@ -121,7 +124,7 @@ struct Told {
     later: HashSet<(Epoch, Slot)>,
 }
 
-impl Told {
+impl PackScan {
     fn take(&mut self, at: Address, record: &Record, is_before: bool) {
         match record {
             Record::Void { epoch, slot } if is_before => {
@@ -148,19 +151,19 @@ impl Told {
     }
 }
 
-impl<'a> Judge<'a> {
+impl<'a> PackFilter<'a> {
     /// Scans the journal; `None` if `stop` returns true.
     fn new(
         store: &'a Store,
-        needs: &'a Needs<'a>,
+        needs: &'a RetentionNeeds<'a>,
         stop: &dyn Fn() -> bool,
-    ) -> StoreResult<Option<Judge<'a>>> {
+    ) -> StoreResult<Option<PackFilter<'a>>> {
         let (index, journal) = (&store.index, &store.journal);
         let applied = index
             .last_applied()?
             .unwrap_or((Address::START, Address::START));
         let upto = needs.upto.min(applied.1);
-        let (mut told, mut catalogue) = (Told::default(), Catalogue::default());
+        let (mut told, mut catalogue) = (PackScan::default(), ExpiryScan::default());
         for (number, entry) in journal.scan(journal.start(), None).enumerate() {
             let (at, record) = entry?;
             told.take(at, &record, at < upto);
@@ -173,13 +176,13 @@ impl<'a> Judge<'a> {
         // An index in memory has an outdated one on disk, which the next mount updates: it needs
         // every deletion.
         let forgotten = if index.is_in_memory() {
-            Forgotten::default()
+            ExpiredItems::default()
         } else {
             catalogue.forgotten(needs.upto, applied)
         };
         let left = (Epoch(0), Vec::new());
         let (layers, epoch) = (&store.layers, Epoch(1));
-        let mut judge = Judge {
+        let mut judge = PackFilter {
             index,
             layers,
             needs,
@@ -193,13 +196,13 @@ impl<'a> Judge<'a> {
         Ok(judge.keep_ends(journal, &ends, stop)?.then_some(judge))
     }
 
-    fn judge(&mut self, at: Address, record: Record) -> StoreResult<Verdict> {
+    fn judge(&mut self, at: Address, record: Record) -> StoreResult<PackDecision> {
         self.read(&record);
         if self.forgotten.records.contains(&at) {
-            return Ok(Verdict::LeaveOut);
+            return Ok(PackDecision::LeaveOut);
         }
         if at >= self.upto {
-            return Ok(Verdict::Keep);
+            return Ok(PackDecision::Keep);
         }
         Ok(match record {
             Record::Undo { epoch, undo } => less(
@@ -232,7 +235,7 @@ impl<'a> Judge<'a> {
             ),
             Record::OpenAt { id, .. } => keep_if(self.is_kept(id)),
             // The crash was repaired and the comparison ended long ago.
-            Record::Replacing { .. } | Record::Comparing(_) => Verdict::LeaveOut,
+            Record::Replacing { .. } | Record::Comparing(_) => PackDecision::LeaveOut,
             Record::Checkpoint(_)
             | Record::Tags { .. }
             | Record::Deleted { .. }
@@ -246,7 +249,7 @@ impl<'a> Judge<'a> {
             | Record::Pinned { .. }
             | Record::Hidden { .. }
             | Record::Operation(_)
-            | Record::Dropped { .. } => Verdict::Keep,
+            | Record::Dropped { .. } => PackDecision::Keep,
         })
     }
 
@@ -342,7 +345,7 @@ impl<'a> Judge<'a> {
         epoch: Epoch,
         objects: Vec<ObjectHash>,
         whole: bool,
-    ) -> StoreResult<Verdict> {
+    ) -> StoreResult<PackDecision> {
         if self.left.0 != epoch {
             self.left = (epoch, self.layers.list(epoch)?);
         }
@@ -356,18 +359,18 @@ impl<'a> Judge<'a> {
                 whole,
             },
         )?;
-        if verdict == Verdict::LeaveOut {
+        if verdict == PackDecision::LeaveOut {
             self.gone.push((epoch, at));
         }
         Ok(verdict)
     }
 }
 
-fn keep_if(stays: bool) -> Verdict {
+fn keep_if(stays: bool) -> PackDecision {
     if stays {
-        Verdict::Keep
+        PackDecision::Keep
     } else {
-        Verdict::LeaveOut
+        PackDecision::LeaveOut
     }
 }
 
@@ -376,7 +379,7 @@ fn less<T>(
     mut items: Vec<T>,
     mut stays: impl FnMut(usize, &T) -> StoreResult<bool>,
     record: impl FnOnce(Vec<T>) -> Record,
-) -> StoreResult<Verdict> {
+) -> StoreResult<PackDecision> {
     let count = items.len();
     let mut failed = Ok(());
     let mut numbers = 0..;
@@ -388,9 +391,9 @@ fn less<T>(
     });
     failed?;
     Ok(match items.len() {
-        left if left == count && count > 0 => Verdict::Keep,
-        0 => Verdict::LeaveOut,
-        _ => Verdict::Less(record(items)),
+        left if left == count && count > 0 => PackDecision::Keep,
+        0 => PackDecision::LeaveOut,
+        _ => PackDecision::Less(record(items)),
     })
 }
 

@@ -7,7 +7,7 @@ use std::thread;
 use super::super::ids::ObjectOrigin;
 use super::super::tests::made::{closed, data, deleted, place, undo};
 use super::*;
-use crate::store::index::Difference;
+use crate::store::index::IndexDifference;
 
 const EPOCHS: u64 = 30;
 
@@ -29,7 +29,7 @@ fn put(store: &Store, records: &[Record]) {
 }
 
 fn repack(store: &Store, kept: &[CheckpointId]) {
-    let needs = Needs {
+    let needs = RetentionNeeds {
         kept,
         is_gone: &|_| true,
         upto: store.journal.position(),
@@ -120,7 +120,7 @@ fn hashes_that_a_pack_leaves_out_stay_forgotten_after_a_kill() {
     assert_eq!(store.index.catalogue().seals(Epoch(1)).unwrap(), []);
     assert_eq!(
         store.index.compare(&store.journal).unwrap(),
-        Difference::default()
+        IndexDifference::default()
     );
 }
 
@@ -158,7 +158,7 @@ fn an_epoch_that_is_half_applied_is_right() {
         store.index.apply(&mut piece).unwrap();
         assert_eq!(
             store.index.compare(&store.journal).unwrap(),
-            Difference::default()
+            IndexDifference::default()
         );
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 mod who;
 
-pub use self::who::{NameTouch, Process, ProcessNumber, Touch};
+pub use self::who::{NameTouch, Process, ProcessChange, ProcessNumber};
 use super::Address;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::operation::Operation;
@@ -299,7 +299,7 @@ pub struct Actor {
 
 /// A checkpoint with its later state in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct CheckpointState {
     /// The checkpoint as created, with its current tags.
     pub checkpoint: Checkpoint,
     /// The origin of the request, if recorded.
@@ -322,9 +322,9 @@ pub fn is_tag(tag: &str) -> bool {
     !taken && !tag.chars().any(|c| c == '/' || c.is_control())
 }
 
-impl Kept {
+impl CheckpointState {
     /// Returns a checkpoint without later state; its parent is the previous one.
-    pub fn new(mut checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
+    pub fn new(mut checkpoint: Checkpoint, by: Option<Actor>) -> CheckpointState {
         checkpoint.tags.retain(|tag| is_tag(tag));
         let parent = checkpoint
             .id
@@ -332,7 +332,7 @@ impl Kept {
             .checked_sub(1)
             .filter(|before| *before > 0)
             .map(CheckpointId);
-        Kept {
+        CheckpointState {
             checkpoint,
             by,
             pinned: None,
@@ -343,7 +343,7 @@ impl Kept {
     }
 }
 
-impl std::ops::Deref for Kept {
+impl std::ops::Deref for CheckpointState {
     type Target = Checkpoint;
 
     fn deref(&self) -> &Checkpoint {
@@ -395,12 +395,12 @@ pub struct Comparing {
     /// When the tree was last served, nanoseconds since 1970.
     pub left_ns: i64,
     /// The epoch for the differences.
-    pub apart: Apart,
+    pub apart: AbsenceEpoch,
 }
 
 /// Whether changes made while nothing was mounted form a separate epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Apart {
+pub enum AbsenceEpoch {
     /// They belong to the epoch that was open.
     No,
     /// They will, if any exist: the open epoch is to be closed first.
@@ -439,7 +439,7 @@ pub enum Record {
         /// The processes that get a number.
         processes: Vec<(ProcessNumber, Process)>,
         /// Their touches.
-        touches: Vec<Touch>,
+        touches: Vec<ProcessChange>,
     },
     /// The files open for writing when a checkpoint was made.
     OpenAt {

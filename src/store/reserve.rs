@@ -59,14 +59,14 @@ pub struct Reserve {
     store: Option<OwnedFd>,
     /// The reserve's directory, once it exists.
     dir: OnceLock<OwnedFd>,
-    state: Mutex<State>,
+    state: Mutex<ReserveState>,
     /// Time of the last lack of space in seconds since 1970; 0: never.
     refused_s: AtomicI64,
 }
 
 /// The purpose for which space is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum For {
+enum ReservePriority {
     /// Recording history. A process that fills the disk causes unlimited work of this kind, so it
     /// never gets the last ballast file.
     ThePast,
@@ -75,7 +75,7 @@ enum For {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReserveState {
     /// The directory has been listed.
     known: bool,
     ballast: BTreeSet<u32>,
@@ -89,9 +89,9 @@ impl Reserve {
     /// Creates the reserve for the store in this directory; its own directory is created on first
     /// use.
     pub fn open(store: impl AsFd) -> Reserve {
-        let state = State {
+        let state = ReserveState {
             short: true,
-            ..State::default()
+            ..ReserveState::default()
         };
         let store = store.as_fd().try_clone_to_owned().ok();
         Reserve {
@@ -120,7 +120,7 @@ impl Reserve {
         call: impl FnMut() -> Result<T, E>,
         errno: impl Fn(&E) -> Errno,
     ) -> Result<T, E> {
-        self.with_room_for(For::ThePast, call, errno)
+        self.with_room_for(ReservePriority::ThePast, call, errno)
     }
 
     /// As [`Reserve::with_room`], with the whole reserve: for mounting and freeing. Such a call
@@ -130,7 +130,7 @@ impl Reserve {
         call: impl FnMut() -> Result<T, E>,
         errno: impl Fn(&E) -> Errno,
     ) -> Result<T, E> {
-        self.with_room_for(For::All, call, errno)
+        self.with_room_for(ReservePriority::All, call, errno)
     }
 
     /// Returns the time of the last failure for lack of space, in seconds since 1970.
@@ -140,7 +140,7 @@ impl Reserve {
 
     fn with_room_for<T, E>(
         &self,
-        whom: For,
+        whom: ReservePriority,
         mut call: impl FnMut() -> Result<T, E>,
         errno: impl Fn(&E) -> Errno,
     ) -> Result<T, E> {
@@ -159,7 +159,7 @@ impl Reserve {
 
     /// Releases an inode if those are missing, or truncates a ballast file. Returns whether it
     /// released one.
-    fn give_up(&self, whom: For) -> bool {
+    fn give_up(&self, whom: ReservePriority) -> bool {
         let Some(dir) = self.dir() else { return false };
         self.look(dir);
         (self.lacks_inodes() && self.remove_file(dir)) || self.empty_ballast(dir, whom)
@@ -181,10 +181,10 @@ impl Reserve {
 
     /// Truncates a ballast file, or removes it where a btrfs quota forbids the truncation. Returns
     /// `false` if none is left.
-    fn empty_ballast(&self, dir: &OwnedFd, whom: For) -> bool {
+    fn empty_ballast(&self, dir: &OwnedFd, whom: ReservePriority) -> bool {
         loop {
             let there = self.state.lock().ballast.len();
-            if whom == For::ThePast && there <= 1 {
+            if whom == ReservePriority::ThePast && there <= 1 {
                 return false;
             }
             let Some(number) = self.take(|state| &mut state.ballast) else {
@@ -304,7 +304,11 @@ impl Reserve {
         Ok(())
     }
 
-    fn missing(&self, part: impl Fn(&mut State) -> &mut BTreeSet<u32>, count: u32) -> Vec<u32> {
+    fn missing(
+        &self,
+        part: impl Fn(&mut ReserveState) -> &mut BTreeSet<u32>,
+        count: u32,
+    ) -> Vec<u32> {
         let mut state = self.state.lock();
         let there = part(&mut state);
         (0..count)
@@ -312,7 +316,7 @@ impl Reserve {
             .collect()
     }
 
-    fn take(&self, part: impl Fn(&mut State) -> &mut BTreeSet<u32>) -> Option<u32> {
+    fn take(&self, part: impl Fn(&mut ReserveState) -> &mut BTreeSet<u32>) -> Option<u32> {
         let mut state = self.state.lock();
         let number = part(&mut state).pop_last()?;
         state.short = true;
@@ -321,7 +325,7 @@ impl Reserve {
 
     fn take_named(
         &self,
-        part: impl Fn(&mut State) -> &mut BTreeSet<u32>,
+        part: impl Fn(&mut ReserveState) -> &mut BTreeSet<u32>,
         called: impl Fn(u32) -> String,
         to: impl AsFd,
         name: &[u8],
@@ -375,7 +379,7 @@ impl Reserve {
         let (files, layers) = (numbered("file-"), numbered("layer-"));
         let mut state = self.state.lock();
         if !state.known {
-            *state = State {
+            *state = ReserveState {
                 known: true,
                 ballast,
                 files,
@@ -467,12 +471,12 @@ mod tests {
         );
         assert_eq!((failed, tries), (Err(Errno::ENOSPC), SLICES));
         assert!(
-            !reserve.give_up(For::ThePast),
+            !reserve.give_up(ReservePriority::ThePast),
             "the last one is not for the past"
         );
-        assert!(reserve.give_up(For::All) && !reserve.give_up(For::All));
+        assert!(reserve.give_up(ReservePriority::All) && !reserve.give_up(ReservePriority::All));
         reserve.refill();
-        assert!(reserve.give_up(For::ThePast));
+        assert!(reserve.give_up(ReservePriority::ThePast));
     }
 
     #[test]

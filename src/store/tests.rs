@@ -119,7 +119,7 @@ fn an_index_that_is_gone_or_ahead_or_does_not_fit_is_made_anew() {
     );
     fs::remove_dir_all(&index).unwrap();
     let (store, opened) = open(&dir);
-    assert_eq!(opened.rebuilt, Some(Doubt::Missing));
+    assert_eq!(opened.rebuilt, Some(RebuildReason::Missing));
     let known = store.index.dump().unwrap();
     drop(store);
 
@@ -134,7 +134,7 @@ fn an_index_that_is_gone_or_ahead_or_does_not_fit_is_made_anew() {
         .filter(|path| path.to_string_lossy().contains("/tail-"))
         .for_each(|path| fs::remove_file(path).unwrap());
     let (store, opened) = open(&dir);
-    assert_eq!(opened.rebuilt, Some(Doubt::Ahead));
+    assert_eq!(opened.rebuilt, Some(RebuildReason::Ahead));
     assert_ne!(store.index.dump().unwrap(), known);
     assert_eq!(
         store.index.applied().unwrap(),
@@ -161,7 +161,7 @@ fn an_index_that_is_gone_or_ahead_or_does_not_fit_is_made_anew() {
     store.index.apply(&mut batch).unwrap();
     drop(store);
     let (store, opened) = open(&dir);
-    assert_eq!(opened.rebuilt, Some(Doubt::Unfit));
+    assert_eq!(opened.rebuilt, Some(RebuildReason::Unfit));
     assert_eq!(store.index.dump().unwrap(), known);
 }
 

@@ -3,21 +3,21 @@
 
 use std::cell::Cell;
 
-use super::fault::Call;
+use super::fault::CallKind;
 use super::types::Errno;
 
 thread_local! {
-    static FAILED: Cell<Option<Call>> = const { Cell::new(None) };
+    static FAILED: Cell<Option<CallKind>> = const { Cell::new(None) };
 }
 
 /// Records a failed call.
-pub(super) fn note(call: Call, errno: Errno) {
+pub(super) fn note(call: CallKind, errno: Errno) {
     if errno == Errno::EIO {
         FAILED.set(Some(call));
     }
 }
 
 /// Returns and resets the last call that failed with EIO.
-pub fn take() -> Option<Call> {
+pub fn take() -> Option<CallKind> {
     FAILED.take()
 }

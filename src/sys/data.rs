@@ -4,14 +4,14 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{FlockOperation, SeekFrom};
 
-use super::fault::{self, Call};
+use super::fault::{self, CallKind};
 use super::name::retry;
 use super::types::{Errno, SysResult};
 
 /// Reads at `offset` bytes into `buffer` and returns the number of bytes, 0 at the end of the file.
 /// It may be short (pread(2)).
 pub fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
-    retry(Call::Read, || {
+    retry(CallKind::Read, || {
         rustix::io::pread(&file, &mut *buffer, offset)
     })
 }
@@ -34,7 +34,7 @@ pub fn read_full_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResul
 /// Writes `data` at `offset` bytes and returns the number of bytes written, which may be short
 /// (pwrite(2)).
 pub fn write_at(file: impl AsFd, data: &[u8], offset: u64) -> SysResult<usize> {
-    retry(Call::Write, || rustix::io::pwrite(&file, data, offset)).inspect_err(|_| {
+    retry(CallKind::Write, || rustix::io::pwrite(&file, data, offset)).inspect_err(|_| {
         if fault::writes_half() {
             let _ = rustix::io::pwrite(
                 &file,
@@ -60,13 +60,13 @@ pub fn write_all_at(file: impl AsFd, mut data: &[u8], mut offset: u64) -> SysRes
 
 /// Sets the size of the file in bytes, truncating it or adding a hole (ftruncate(2)).
 pub fn truncate(file: impl AsFd, size: u64) -> SysResult<()> {
-    retry(Call::Truncate, || rustix::fs::ftruncate(&file, size))
+    retry(CallKind::Truncate, || rustix::fs::ftruncate(&file, size))
 }
 
 /// Returns the offset of the first data at or after `offset`; ENXIO if none follows (`SEEK_DATA`).
 /// Moves the file offset.
 pub fn seek_data(file: impl AsFd, offset: u64) -> SysResult<u64> {
-    retry(Call::Probe, || {
+    retry(CallKind::Probe, || {
         rustix::fs::seek(&file, SeekFrom::Data(offset))
     })
 }
@@ -74,7 +74,7 @@ pub fn seek_data(file: impl AsFd, offset: u64) -> SysResult<u64> {
 /// Returns the offset of the first hole at or after `offset`, including the end of the file; ENXIO
 /// beyond it (`SEEK_HOLE`). Moves the file offset.
 pub fn seek_hole(file: impl AsFd, offset: u64) -> SysResult<u64> {
-    retry(Call::Probe, || {
+    retry(CallKind::Probe, || {
         rustix::fs::seek(&file, SeekFrom::Hole(offset))
     })
 }
@@ -91,13 +91,13 @@ pub fn write_at_once(fd: impl AsFd, message: &[u8]) -> SysResult<()> {
 ///
 /// After an error data may be lost already; a later successful fsync proves nothing.
 pub fn fsync(fd: impl AsFd) -> SysResult<()> {
-    retry(Call::Sync, || rustix::fs::fsync(&fd))
+    retry(CallKind::Sync, || rustix::fs::fsync(&fd))
 }
 
 /// Makes the data durable, with the metadata needed to read it (fdatasync(2); fsync on macOS).
 pub fn fdatasync(fd: impl AsFd) -> SysResult<()> {
     #[cfg(target_os = "linux")]
-    return retry(Call::Sync, || rustix::fs::fdatasync(&fd));
+    return retry(CallKind::Sync, || rustix::fs::fdatasync(&fd));
     #[cfg(not(target_os = "linux"))]
     return fsync(fd);
 }
@@ -107,7 +107,7 @@ pub fn fdatasync(fd: impl AsFd) -> SysResult<()> {
 ///
 /// The lock ends when the last duplicate of the descriptor is closed, hence also after `kill -9`.
 pub fn flock_exclusive(file: impl AsFd) -> SysResult<bool> {
-    match retry(Call::Probe, || {
+    match retry(CallKind::Probe, || {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
     }) {
         Ok(()) => Ok(true),

@@ -2,7 +2,7 @@
 //!
 //! Every call of this layer that can fail, and every call that the store makes directly, calls
 //! [`check`] first. In a release build it is an empty function, and the rest of this module is not
-//! compiled. In a debug build a [`Plan`] can be armed for one thread or for the whole process. A
+//! compiled. In a debug build a [`FaultPlan`] can be armed for one thread or for the whole process. A
 //! process without a plan pays for reading one thread-local and one atomic.
 //!
 //! **Locking.** None, because callers may hold any lock.
@@ -11,7 +11,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs)]
-pub enum Call {
+pub enum CallKind {
     Open,
     Create,
     Make,
@@ -35,27 +35,30 @@ pub enum Call {
     Index,
 }
 
-impl Call {
+impl CallKind {
     /// Returns whether the call may need space, and so can fail for lack of it.
     pub const fn takes_space(self) -> bool {
         match self {
-            Call::Create
-            | Call::Make
-            | Call::Link
-            | Call::Rename
-            | Call::Unlink
-            | Call::Write
-            | Call::Truncate
-            | Call::Clone => true,
-            Call::Copy
-            | Call::Allocate
-            | Call::Sync
-            | Call::SetAttributes
-            | Call::SetXattr
-            | Call::Index => true,
-            Call::Open | Call::Read | Call::GetXattr | Call::Stat | Call::List | Call::Probe => {
-                false
-            }
+            CallKind::Create
+            | CallKind::Make
+            | CallKind::Link
+            | CallKind::Rename
+            | CallKind::Unlink
+            | CallKind::Write
+            | CallKind::Truncate
+            | CallKind::Clone => true,
+            CallKind::Copy
+            | CallKind::Allocate
+            | CallKind::Sync
+            | CallKind::SetAttributes
+            | CallKind::SetXattr
+            | CallKind::Index => true,
+            CallKind::Open
+            | CallKind::Read
+            | CallKind::GetXattr
+            | CallKind::Stat
+            | CallKind::List
+            | CallKind::Probe => false,
         }
     }
 }
@@ -63,7 +66,7 @@ impl Call {
 /// Fails if a plan selects this call.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
-pub const fn check(_: Call) -> Result<(), super::Errno> {
+pub const fn check(_: CallKind) -> Result<(), super::Errno> {
     Ok(())
 }
 
@@ -76,7 +79,8 @@ pub const fn writes_half() -> bool {
 
 #[cfg(debug_assertions)]
 pub use armed::{
-    Plan, Seen, arm_process, arm_thread, check, disarm_process, disarm_thread, writes_half,
+    FaultOutcome, FaultPlan, arm_process, arm_thread, check, disarm_process, disarm_thread,
+    writes_half,
 };
 
 #[cfg(debug_assertions)]
@@ -87,7 +91,7 @@ mod armed {
 
     use serde::{Deserialize, Serialize};
 
-    use super::Call;
+    use super::CallKind;
     use crate::sys::types::{Errno, SysResult};
 
     /// Any kind, where a kind is stored as a number.
@@ -95,13 +99,13 @@ mod armed {
 
     /// Which calls fail, and how.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-    pub struct Plan {
+    pub struct FaultPlan {
         /// Number of the call that fails, from 1; 0: calls are only counted.
         pub nth: u64,
         /// The error. With ENOSPC only calls that may need space count and fail. 0: the call is
         /// only delayed.
         pub errno: i32,
-        /// Only calls of this kind count ([`Call`] as a number).
+        /// Only calls of this kind count ([`CallKind`] as a number).
         pub only: Option<u8>,
         /// All later calls fail too.
         pub lasting: bool,
@@ -114,10 +118,10 @@ mod armed {
         pub kill: bool,
     }
 
-    impl Plan {
+    impl FaultPlan {
         /// Fails the `nth` call, once.
-        pub fn nth(nth: u64, errno: Errno) -> Plan {
-            Plan {
+        pub fn nth(nth: u64, errno: Errno) -> FaultPlan {
+            FaultPlan {
                 nth,
                 errno: errno.0,
                 only: None,
@@ -129,27 +133,27 @@ mod armed {
         }
 
         /// Restricts the plan to calls of this kind.
-        pub fn only(self, call: Call) -> Plan {
-            Plan {
+        pub fn only(self, call: CallKind) -> FaultPlan {
+            FaultPlan {
                 only: Some(call as u8),
                 ..self
             }
         }
 
         /// Also fails all later calls.
-        pub fn lasting(self) -> Plan {
-            Plan {
+        pub fn lasting(self) -> FaultPlan {
+            FaultPlan {
                 lasting: true,
                 ..self
             }
         }
 
         /// A failing write writes half of its data first.
-        pub fn half(self) -> Plan {
-            Plan { half: true, ..self }
+        pub fn half(self) -> FaultPlan {
+            FaultPlan { half: true, ..self }
         }
 
-        fn counts(&self, call: Call) -> bool {
+        fn counts(&self, call: CallKind) -> bool {
             self.only.is_none_or(|only| only == call as u8)
                 && (self.errno != Errno::ENOSPC.0 || call.takes_space())
         }
@@ -161,17 +165,17 @@ mod armed {
 
     /// The outcome of a plan.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Seen {
+    pub struct FaultOutcome {
         /// Calls counted.
         pub calls: u64,
         /// Calls failed.
         pub failed: u64,
         /// Kind of the first failed call; recorded for a thread's plan only.
-        pub first: Option<Call>,
+        pub first: Option<CallKind>,
     }
 
     thread_local! {
-        static HERE: Cell<Option<(Plan, Seen)>> = const { Cell::new(None) };
+        static HERE: Cell<Option<(FaultPlan, FaultOutcome)>> = const { Cell::new(None) };
         static HALF: Cell<bool> = const { Cell::new(false) };
     }
 
@@ -187,17 +191,17 @@ mod armed {
     static FAILED: AtomicU64 = AtomicU64::new(0);
 
     /// Arms a plan for this thread, replacing that of the process.
-    pub fn arm_thread(plan: Plan) {
-        HERE.set(Some((plan, Seen::default())));
+    pub fn arm_thread(plan: FaultPlan) {
+        HERE.set(Some((plan, FaultOutcome::default())));
     }
 
     /// Ends the plan of this thread and returns its outcome.
-    pub fn disarm_thread() -> Seen {
+    pub fn disarm_thread() -> FaultOutcome {
         HERE.take().map(|(_, seen)| seen).unwrap_or_default()
     }
 
     /// Arms a plan for all threads without a plan of their own.
-    pub fn arm_process(plan: Plan) {
+    pub fn arm_process(plan: FaultPlan) {
         ARMED.store(false, Ordering::SeqCst);
         NTH.store(plan.nth, Ordering::SeqCst);
         ERRNO.store(plan.errno, Ordering::SeqCst);
@@ -212,9 +216,9 @@ mod armed {
     }
 
     /// Ends the plan of the process and returns its outcome.
-    pub fn disarm_process() -> Seen {
+    pub fn disarm_process() -> FaultOutcome {
         ARMED.store(false, Ordering::SeqCst);
-        Seen {
+        FaultOutcome {
             calls: CALLS.load(Ordering::SeqCst),
             failed: FAILED.load(Ordering::SeqCst),
             first: None,
@@ -223,7 +227,7 @@ mod armed {
 
     /// Fails if a plan selects this call.
     #[inline]
-    pub fn check(call: Call) -> SysResult<()> {
+    pub fn check(call: CallKind) -> SysResult<()> {
         match HERE.try_with(Cell::get) {
             Ok(Some((plan, seen))) => check_thread(call, plan, seen),
             _ if ARMED.load(Ordering::Relaxed) => check_process(call),
@@ -231,7 +235,7 @@ mod armed {
         }
     }
 
-    fn check_thread(call: Call, plan: Plan, mut seen: Seen) -> SysResult<()> {
+    fn check_thread(call: CallKind, plan: FaultPlan, mut seen: FaultOutcome) -> SysResult<()> {
         if !plan.counts(call) {
             return Ok(());
         }
@@ -245,9 +249,9 @@ mod armed {
         if fails { fail(call, &plan) } else { Ok(()) }
     }
 
-    fn check_process(call: Call) -> SysResult<()> {
+    fn check_process(call: CallKind) -> SysResult<()> {
         let only = ONLY.load(Ordering::Relaxed);
-        let plan = Plan {
+        let plan = FaultPlan {
             nth: NTH.load(Ordering::Relaxed),
             errno: ERRNO.load(Ordering::Relaxed),
             only: (only != ANY).then_some(only),
@@ -263,12 +267,12 @@ mod armed {
         fail(call, &plan)
     }
 
-    fn fail(call: Call, plan: &Plan) -> SysResult<()> {
+    fn fail(call: CallKind, plan: &FaultPlan) -> SysResult<()> {
         std::thread::sleep(Duration::from_millis(plan.pause_ms));
         if plan.kill {
             let _ = crate::sys::kill(std::process::id().cast_signed(), libc::SIGKILL);
         }
-        HALF.set(plan.half && call == Call::Write);
+        HALF.set(plan.half && call == CallKind::Write);
         if plan.errno == 0 {
             Ok(())
         } else {
@@ -287,26 +291,33 @@ mod armed {
 
         #[test]
         fn the_nth_call_fails_and_no_other() {
-            arm_thread(Plan::nth(2, Errno::EIO));
-            let results: Vec<_> = [Call::Stat, Call::Open, Call::Stat].map(check).into();
+            arm_thread(FaultPlan::nth(2, Errno::EIO));
+            let results: Vec<_> = [CallKind::Stat, CallKind::Open, CallKind::Stat]
+                .map(check)
+                .into();
             assert_eq!(results, [Ok(()), Err(Errno::EIO), Ok(())]);
             assert_eq!(
                 disarm_thread(),
-                Seen {
+                FaultOutcome {
                     calls: 3,
                     failed: 1,
-                    first: Some(Call::Open)
+                    first: Some(CallKind::Open)
                 }
             );
-            assert_eq!(check(Call::Stat), Ok(()));
+            assert_eq!(check(CallKind::Stat), Ok(()));
         }
 
         #[test]
         fn no_space_fails_what_takes_space() {
-            arm_thread(Plan::nth(1, Errno::ENOSPC).lasting());
-            let results: Vec<_> = [Call::Stat, Call::Write, Call::Open, Call::Rename]
-                .map(check)
-                .into();
+            arm_thread(FaultPlan::nth(1, Errno::ENOSPC).lasting());
+            let results: Vec<_> = [
+                CallKind::Stat,
+                CallKind::Write,
+                CallKind::Open,
+                CallKind::Rename,
+            ]
+            .map(check)
+            .into();
             assert_eq!(
                 results,
                 [Ok(()), Err(Errno::ENOSPC), Ok(()), Err(Errno::ENOSPC)]

@@ -5,7 +5,7 @@ use std::fs::File;
 
 use rustix::fs::{Gid, Timespec, Timestamps, Uid};
 
-use super::fault::Call;
+use super::fault::CallKind;
 use super::name::{OWN_XATTR_PREFIX, permissions, retry};
 use super::types::{Errno, SysResult, Time, Xattrs};
 
@@ -46,10 +46,10 @@ fn read_growing(
     mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
 ) -> SysResult<Vec<u8>> {
     let mut small = [0; FIRST_LEN];
-    match retry(Call::GetXattr, || read(&mut small)) {
+    match retry(CallKind::GetXattr, || read(&mut small)) {
         Err(Errno::ERANGE) => {
             let mut large = vec![0; LEN_MAX];
-            let length = retry(Call::GetXattr, || read(&mut large))?;
+            let length = retry(CallKind::GetXattr, || read(&mut large))?;
             large.truncate(length);
             Ok(large)
         }
@@ -59,7 +59,7 @@ fn read_growing(
 
 /// Sets the permission bits, including set-id and sticky bits (fchmod(2)).
 pub fn set_file_mode(file: &File, mode: u32) -> SysResult<()> {
-    retry(Call::SetAttributes, || {
+    retry(CallKind::SetAttributes, || {
         rustix::fs::fchmod(file, permissions(mode))
     })
 }
@@ -70,7 +70,7 @@ pub fn set_file_owner(file: &File, uid: u32, gid: u32) -> SysResult<()> {
     if uid == u32::MAX || gid == u32::MAX {
         return Err(Errno::EINVAL);
     }
-    retry(Call::SetAttributes, || {
+    retry(CallKind::SetAttributes, || {
         rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
     })
 }
@@ -89,5 +89,7 @@ pub fn set_file_times(file: &File, atime: Time, mtime: Time) -> SysResult<()> {
         last_access: timespec(atime),
         last_modification: timespec(mtime),
     };
-    retry(Call::SetAttributes, || rustix::fs::futimens(file, &times))
+    retry(CallKind::SetAttributes, || {
+        rustix::fs::futimens(file, &times)
+    })
 }

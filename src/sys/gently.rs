@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(150);
 
 /// Throttle for one caller that removes many files in sequence.
 #[derive(Debug, Default)]
-pub struct Gently {
+pub struct ThrottledUnlink {
     removed: u32,
     /// Inodes in use at the start, or after the last pause.
     used: Option<u64>,
@@ -28,7 +28,7 @@ pub struct Gently {
     in_vain: bool,
 }
 
-impl Gently {
+impl ThrottledUnlink {
     /// Counts a removal from this filesystem. It sleeps occasionally, so the caller must hold no
     /// lock that others need.
     pub fn removed(&mut self, filesystem: impl AsFd) {

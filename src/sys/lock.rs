@@ -66,7 +66,7 @@ pub enum Rank {
 }
 
 /// Records that this thread holds a lock, until dropped.
-struct Held {
+struct HeldRank {
     #[cfg(debug_assertions)]
     rank: Rank,
 }
@@ -75,7 +75,7 @@ struct Held {
 mod held {
     use std::cell::RefCell;
 
-    use super::{Held, Rank};
+    use super::{HeldRank, Rank};
 
     thread_local! {
         /// Ranks of the locks that this thread holds, in the order of acquisition. A thread that
@@ -83,7 +83,7 @@ mod held {
         static RANKS: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 
-    impl Held {
+    impl HeldRank {
         /// Panics if the thread holds a lock of this rank or a later one.
         pub(super) fn check(rank: Rank) {
             let wrong = RANKS
@@ -101,13 +101,13 @@ mod held {
             }
         }
 
-        pub(super) fn note(rank: Rank) -> Held {
+        pub(super) fn note(rank: Rank) -> HeldRank {
             let _ = RANKS.try_with(|ranks| ranks.borrow_mut().push(rank));
-            Held { rank }
+            HeldRank { rank }
         }
     }
 
-    impl Drop for Held {
+    impl Drop for HeldRank {
         fn drop(&mut self) {
             let _ = RANKS.try_with(|ranks| {
                 let mut ranks = ranks.borrow_mut();
@@ -123,7 +123,7 @@ mod held {
 pub struct Guard<G> {
     // Dropped first: a lock counts as held until it is released.
     guard: G,
-    _held: Held,
+    _held: HeldRank,
 }
 
 /// A held [`Mutex`].
@@ -148,16 +148,16 @@ impl<G: DerefMut> DerefMut for Guard<G> {
 
 /// The rank of a lock, in debug builds only.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct LockRank {
     #[cfg(debug_assertions)]
     rank: Rank,
 }
 
-impl Place {
-    const fn of(rank: Rank) -> Place {
+impl LockRank {
+    const fn of(rank: Rank) -> LockRank {
         #[cfg(not(debug_assertions))]
         let _ = rank;
-        Place {
+        LockRank {
             #[cfg(debug_assertions)]
             rank,
         }
@@ -167,16 +167,16 @@ impl Place {
     #[inline]
     fn take<G>(self, take: impl FnOnce() -> G) -> Guard<G> {
         #[cfg(debug_assertions)]
-        Held::check(self.rank);
+        HeldRank::check(self.rank);
         self.hold(take())
     }
 
     #[inline]
     fn hold<G>(self, guard: G) -> Guard<G> {
         #[cfg(debug_assertions)]
-        let held = Held::note(self.rank);
+        let held = HeldRank::note(self.rank);
         #[cfg(not(debug_assertions))]
-        let held = Held {};
+        let held = HeldRank {};
         Guard { guard, _held: held }
     }
 }
@@ -184,7 +184,7 @@ impl Place {
 /// A mutex with a rank. See [`parking_lot::Mutex`].
 #[derive(Debug)]
 pub struct Mutex<T> {
-    place: Place,
+    place: LockRank,
     inner: parking_lot::Mutex<T>,
 }
 
@@ -197,7 +197,7 @@ impl<T> Mutex<T> {
     /// Creates a lock of this rank.
     pub const fn ranked(rank: Rank, value: T) -> Mutex<T> {
         Mutex {
-            place: Place::of(rank),
+            place: LockRank::of(rank),
             inner: parking_lot::Mutex::new(value),
         }
     }
@@ -224,7 +224,7 @@ impl<T: Default> Default for Mutex<T> {
 /// A readers-writer lock with a rank. See [`parking_lot::RwLock`].
 #[derive(Debug)]
 pub struct RwLock<T> {
-    place: Place,
+    place: LockRank,
     inner: parking_lot::RwLock<T>,
 }
 
@@ -237,7 +237,7 @@ impl<T> RwLock<T> {
     /// Creates a lock of this rank.
     pub const fn ranked(rank: Rank, value: T) -> RwLock<T> {
         RwLock {
-            place: Place::of(rank),
+            place: LockRank::of(rank),
             inner: parking_lot::RwLock::new(value),
         }
     }
@@ -257,7 +257,7 @@ impl<T> RwLock<T> {
     /// Acquires the lock for writing, waiting up to `limit`.
     pub fn try_write_for(&self, limit: Duration) -> Option<RwLockWriteGuard<'_, T>> {
         #[cfg(debug_assertions)]
-        Held::check(self.place.rank);
+        HeldRank::check(self.place.rank);
         self.inner
             .try_write_for(limit)
             .map(|guard| self.place.hold(guard))

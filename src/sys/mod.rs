@@ -84,7 +84,7 @@ pub use data::{
     write_all_at, write_at_once,
 };
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
-pub use gently::Gently;
+pub use gently::ThrottledUnlink;
 pub use ledger::{Ledger, ROW_WORDS, RowId};
 pub use mounted::{is_trusted, mount_source};
 pub use name::{
@@ -124,7 +124,7 @@ pub use signal::{
     wait_terminate,
 };
 pub use types::{
-    Allocation, Asker, Errno, ExtentMap, Kind, Placed, ProcessFacts, Protection, Stat, SysResult,
-    Time, Xattrs,
+    Allocation, Errno, ExtentMap, Kind, PhysicalRange, ProcessFacts, Protection, RequesterIds,
+    Stat, SysResult, Time, Xattrs,
 };
 pub use users::user_id;

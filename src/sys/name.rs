@@ -4,7 +4,7 @@
 use rustix::fs::{FileType, Mode};
 
 use super::cause;
-use super::fault::{self, Call};
+use super::fault::{self, CallKind};
 use super::types::{Errno, Kind, SysResult};
 
 /// Maximum length of a name in bytes (`NAME_MAX`).
@@ -36,7 +36,10 @@ pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
 }
 
 /// Calls until no signal interrupts (EINTR). Tests can make calls of the kind `what` fail.
-pub(super) fn retry<T>(what: Call, call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
+pub(super) fn retry<T>(
+    what: CallKind,
+    call: impl FnMut() -> rustix::io::Result<T>,
+) -> SysResult<T> {
     let called = || rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()));
     let done = fault::check(what).and_then(|()| called());
     done.inspect_err(|errno| cause::note(what, *errno))

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 
 use super::args::{Open, OpenKind, RenameMode};
-use super::fault::Call;
+use super::fault::CallKind;
 use super::name::{component, permissions, retry};
 use super::os;
 use super::types::{Errno, SysResult};
@@ -21,7 +21,7 @@ pub(super) const DIR_FLAGS: OFlags = OFlags::RDONLY
 /// Opens the directory at `path`, following links: the only call with a whole path, for the backing
 /// directory itself.
 pub fn open_root(path: &Path) -> SysResult<OwnedFd> {
-    retry(Call::Open, || {
+    retry(CallKind::Open, || {
         rustix::fs::openat(CWD, path, DIR_FLAGS, Mode::empty())
     })
 }
@@ -30,7 +30,7 @@ pub fn open_root(path: &Path) -> SysResult<OwnedFd> {
 /// link.
 pub fn open_dir_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(Call::Open, || {
+    retry(CallKind::Open, || {
         rustix::fs::openat(&dir, name, DIR_FLAGS | OFlags::NOFOLLOW, Mode::empty())
     })
 }
@@ -42,7 +42,7 @@ pub fn open_dir_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
 /// [`super::stat_fd`].
 pub fn open_file_at(dir: impl AsFd, name: &[u8], open: Open) -> SysResult<File> {
     let name = component(name)?;
-    let fd = retry(Call::Open, || {
+    let fd = retry(CallKind::Open, || {
         rustix::fs::openat(
             &dir,
             name,
@@ -57,7 +57,7 @@ pub fn open_file_at(dir: impl AsFd, name: &[u8], open: Open) -> SysResult<File> 
 /// ([`super::umask0`]).
 pub fn mkdir_at(dir: impl AsFd, name: &[u8], mode: u32) -> SysResult<()> {
     let name = component(name)?;
-    retry(Call::Make, || {
+    retry(CallKind::Make, || {
         rustix::fs::mkdirat(&dir, name, permissions(mode))
     })
 }
@@ -66,14 +66,14 @@ pub fn mkdir_at(dir: impl AsFd, name: &[u8], mode: u32) -> SysResult<()> {
 /// (symlinkat(2)).
 pub fn symlink_at(target: &[u8], dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    retry(Call::Make, || rustix::fs::symlinkat(target, &dir, name))
+    retry(CallKind::Make, || rustix::fs::symlinkat(target, &dir, name))
 }
 
 /// Creates the name `to` in `to_dir` for the inode `from` in `from_dir`; a symbolic link is not
 /// followed (linkat(2)).
 pub fn link_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8]) -> SysResult<()> {
     let (from, to) = (component(from)?, component(to)?);
-    retry(Call::Link, || {
+    retry(CallKind::Link, || {
         rustix::fs::linkat(&from_dir, from, &to_dir, to, AtFlags::empty())
     })
 }
@@ -108,7 +108,7 @@ pub fn replace_file(dir: impl AsFd, name: &str, bytes: &[u8]) -> std::io::Result
 /// (unlinkat(2)).
 pub fn unlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    retry(Call::Unlink, || {
+    retry(CallKind::Unlink, || {
         rustix::fs::unlinkat(&dir, name, AtFlags::empty())
     })
 }
@@ -116,7 +116,7 @@ pub fn unlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
 /// Removes an empty directory (`AT_REMOVEDIR`).
 pub fn rmdir_at(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    retry(Call::Unlink, || {
+    retry(CallKind::Unlink, || {
         rustix::fs::unlinkat(&dir, name, AtFlags::REMOVEDIR)
     })
 }
@@ -124,7 +124,7 @@ pub fn rmdir_at(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
 /// Returns the target of a symbolic link; EINVAL for other kinds (readlinkat(2)).
 pub fn readlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     let name = component(name)?;
-    retry(Call::Read, || {
+    retry(CallKind::Read, || {
         rustix::fs::readlinkat(&dir, name, Vec::new())
     })
     .map(|target| target.into_bytes())
@@ -135,8 +135,10 @@ pub fn readlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
 ///
 /// Errors: ENOENT or EINVAL if it is no link.
 pub fn readlink_fd(fd: impl AsFd) -> SysResult<Vec<u8>> {
-    retry(Call::Read, || rustix::fs::readlinkat(&fd, c"", Vec::new()))
-        .map(|target| target.into_bytes())
+    retry(CallKind::Read, || {
+        rustix::fs::readlinkat(&fd, c"", Vec::new())
+    })
+    .map(|target| target.into_bytes())
 }
 
 /// Renames `from` in `from_dir` to `to` in `to_dir` atomically (renameat2(2); renameatx_np on
@@ -151,7 +153,7 @@ pub fn rename_at(
     mode: RenameMode,
 ) -> SysResult<()> {
     let (from, to) = (component(from)?, component(to)?);
-    retry(Call::Rename, || match mode {
+    retry(CallKind::Rename, || match mode {
         RenameMode::Replace => rustix::fs::renameat(&from_dir, from, &to_dir, to),
         RenameMode::NoReplace => {
             rustix::fs::renameat_with(&from_dir, from, &to_dir, to, RenameFlags::NOREPLACE)
@@ -189,7 +191,7 @@ pub(super) fn walk_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysRe
     if path.first() == Some(&b'/') || names.clone().any(|name| name == b"..") {
         return Err(Errno::EXDEV);
     }
-    let mut at = retry(Call::Open, || {
+    let mut at = retry(CallKind::Open, || {
         rustix::fs::openat(&dir, c".", DIR_FLAGS, Mode::empty())
     })?;
     while let Some(name) = names.next() {

@@ -149,7 +149,7 @@ pub enum Kind {
 
 /// The thread that an operation serves, from the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asker {
+pub struct RequesterIds {
     /// Its filesystem user ID.
     pub uid: u32,
     /// Its filesystem group ID.
@@ -257,7 +257,7 @@ pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A range of the device used by a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct PhysicalRange {
     /// Start in bytes.
     pub physical: u64,
     /// Length in bytes.
@@ -289,7 +289,7 @@ impl ExtentMap {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     /// Ranges of the device, in the order of the file.
-    pub placed: Vec<Placed>,
+    pub placed: Vec<PhysicalRange>,
     /// Bytes that only this file uses, without a comparable location: inline or compressed data.
     pub unplaced_bytes: u64,
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::types::{Errno, SysResult};
 
 /// A pool that replaces waiting threads.
-pub trait Relief: Send + Sync {
+pub trait WaitPool: Send + Sync {
     /// Called before this thread waits. `false`: too many threads wait already.
     fn leave(&self) -> bool;
     /// Called after the wait.
@@ -18,32 +18,32 @@ pub trait Relief: Send + Sync {
 }
 
 #[derive(Clone)]
-enum How {
+enum WaitPolicy {
     Freely,
     Never,
-    Relieved(Arc<dyn Relief>),
+    Relieved(Arc<dyn WaitPool>),
 }
 
 thread_local! {
-    static HOW: RefCell<How> = const { RefCell::new(How::Freely) };
+    static HOW: RefCell<WaitPolicy> = const { RefCell::new(WaitPolicy::Freely) };
 }
 
 /// Runs `work` on a thread that must not wait.
 pub fn never<T>(work: impl FnOnce() -> T) -> T {
     /// Restores the policy, also after a panic.
-    struct Before(How);
+    struct Before(WaitPolicy);
     impl Drop for Before {
         fn drop(&mut self) {
             HOW.replace(self.0.clone());
         }
     }
-    let _before = Before(HOW.replace(How::Never));
+    let _before = Before(HOW.replace(WaitPolicy::Never));
     work()
 }
 
 /// Sets `relief` as the pool that replaces this thread whenever it waits.
-pub fn relieved_by(relief: Arc<dyn Relief>) {
-    HOW.replace(How::Relieved(relief));
+pub fn relieved_by(relief: Arc<dyn WaitPool>) {
+    HOW.replace(WaitPolicy::Relieved(relief));
 }
 
 /// Runs `wait`, which may block, as the policy of this thread permits.
@@ -52,9 +52,9 @@ pub fn relieved_by(relief: Arc<dyn Relief>) {
 /// LATER: this thread must not wait. EBUSY: too many threads wait.
 pub fn aside<T>(wait: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
     match HOW.with_borrow(Clone::clone) {
-        How::Never => Err(Errno::LATER),
-        How::Freely => wait(),
-        How::Relieved(relief) => {
+        WaitPolicy::Never => Err(Errno::LATER),
+        WaitPolicy::Freely => wait(),
+        WaitPolicy::Relieved(relief) => {
             if !relief.leave() {
                 return Err(Errno::EBUSY);
             }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     struct Two(AtomicUsize);
-    impl Relief for Two {
+    impl WaitPool for Two {
         fn leave(&self) -> bool {
             self.0.fetch_add(1, Ordering::SeqCst) < 2
         }

@@ -15,9 +15,9 @@ use serde::Serialize;
 use super::place::open_below;
 use super::walk::Walk;
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
-use crate::engine::dedup::{Content, Count, LeftOut, LeftWhy, why_of};
-use crate::store::dedup::{Done, Fate, Files, Same};
-use crate::store::hash::{Hashers, hash_file};
+use crate::engine::dedup::{Content, Count, ExcludeReason, ExcludedFile, why_of};
+use crate::store::dedup::{DedupFiles, DedupGroup, DedupOutcome, DedupStep};
+use crate::store::hash::{HashPool, hash_file};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 
 /// The part of a store with file content: captured objects.
@@ -25,7 +25,7 @@ const LAYERS: &[u8] = b".ckptfs/layers/";
 const STORE: &[u8] = b".ckptfs";
 
 /// A source of files to deduplicate.
-pub trait Holder {
+pub trait DedupSource {
     /// Returns the sizes of all its files.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ pub trait Holder {
     /// Returns at least the contents that have one of these sizes.
     ///
     /// # Errors
-    /// As [`Holder::sizes`].
+    /// As [`DedupSource::sizes`].
     fn contents(&mut self, sizes: &HashSet<u64>) -> VerbResult<Vec<Content>>;
 
     /// Opens one of the files by its number.
@@ -46,7 +46,7 @@ pub trait Holder {
 }
 
 /// A directory that no daemon serves, with the versions in its store if it has one.
-pub struct Plain {
+pub struct UnservedDir {
     root: OwnedFd,
     threads: usize,
     min_size: u64,
@@ -57,18 +57,18 @@ pub struct Plain {
     /// Paths of hashed files, by number.
     paths: Vec<Vec<u8>>,
     /// Files that could not be read.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<ExcludedFile>,
     /// Files examined.
     pub looked: Count,
     /// Files hashed.
     pub hashed: Count,
 }
 
-impl Plain {
+impl UnservedDir {
     /// Returns a holder for the files in `root`; reads nothing yet.
-    pub fn new(root: OwnedFd, live: bool, threads: usize, min_size: u64) -> Plain {
+    pub fn new(root: OwnedFd, live: bool, threads: usize, min_size: u64) -> UnservedDir {
         let min_size = min_size.max(1);
-        Plain {
+        UnservedDir {
             root,
             threads,
             min_size,
@@ -81,9 +81,9 @@ impl Plain {
         }
     }
 
-    fn leave_out(&mut self, path: &[u8], why: LeftWhy, errno: Option<Errno>) {
+    fn leave_out(&mut self, path: &[u8], why: ExcludeReason, errno: Option<Errno>) {
         let error = errno.map(|errno| errno.to_string());
-        self.left_out.push(LeftOut {
+        self.left_out.push(ExcludedFile {
             path: TreePath(path.to_vec()),
             captured: is_object(path),
             why,
@@ -129,7 +129,7 @@ fn is_content(path: &[u8], live: bool) -> bool {
     }
 }
 
-impl Holder for Plain {
+impl DedupSource for UnservedDir {
     fn sizes(&mut self) -> VerbResult<Vec<u64>> {
         let mut inodes = HashSet::new();
         let root = self
@@ -147,7 +147,7 @@ impl Holder for Plain {
                 {
                     self.looked.add(entry.size);
                     if entry.size < self.min_size {
-                        self.leave_out(&entry.path.0, LeftWhy::TooSmall, None);
+                        self.leave_out(&entry.path.0, ExcludeReason::TooSmall, None);
                     } else {
                         self.found.push((entry.path.0, entry.size));
                     }
@@ -164,7 +164,7 @@ impl Holder for Plain {
     fn contents(&mut self, sizes: &HashSet<u64>) -> VerbResult<Vec<Content>> {
         let mut found = std::mem::take(&mut self.found);
         found.retain(|(_, size)| sizes.contains(size));
-        let hashers = Hashers::new(self.threads);
+        let hashers = HashPool::new(self.threads);
         let mut contents = Vec::new();
         for (path, size) in found {
             let hashed = self
@@ -183,7 +183,7 @@ impl Holder for Plain {
                     ));
                     self.paths.push(path);
                 }
-                Ok(_) => self.leave_out(&path, LeftWhy::Differs, None),
+                Ok(_) => self.leave_out(&path, ExcludeReason::Differs, None),
                 Err(errno) => self.leave_out(&path, why_of(errno), Some(errno)),
             }
         }
@@ -201,7 +201,7 @@ impl Holder for Plain {
 
 /// The result for one holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Got {
+pub struct DedupResult {
     /// Files whose content another holder has.
     pub common: Count,
     /// Files that now share extents with another holder, and did not before.
@@ -209,20 +209,20 @@ pub struct Got {
     /// Bytes freed by that, unless something else references the extents.
     pub freed_bytes: u64,
     /// Number of files left out, by reason.
-    pub left: BTreeMap<LeftWhy, u64>,
+    pub left: BTreeMap<ExcludeReason, u64>,
     /// The files left out.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<ExcludedFile>,
 }
 
 /// The files of all holders, numbered consecutively.
-struct All<'a> {
-    holders: Vec<&'a mut dyn Holder>,
+struct FileTable<'a> {
+    holders: Vec<&'a mut dyn DedupSource>,
     files: Vec<(usize, Content)>,
     /// Device number of the first file.
     device: Option<u64>,
 }
 
-impl All<'_> {
+impl FileTable<'_> {
     /// Returns groups of file numbers with equal size and hash, smallest size first: files of
     /// several holders, or several files of one holder in `alone`.
     fn same(&self, alone: &[usize]) -> Vec<(u64, Vec<usize>)> {
@@ -244,7 +244,7 @@ impl All<'_> {
     }
 }
 
-impl Files for All<'_> {
+impl DedupFiles for FileTable<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
         let (holder, content) = self.files.get(number).ok_or(Errno::ENOENT)?;
         let file = self
@@ -266,17 +266,17 @@ impl Files for All<'_> {
 /// with the numbers of finished and of all files. Returns the result for each holder.
 ///
 /// # Errors
-/// As [`Holder::contents`].
+/// As [`DedupSource::contents`].
 pub fn share(
-    holders: Vec<&mut dyn Holder>,
+    holders: Vec<&mut dyn DedupSource>,
     alone: &[usize],
     dry_run: bool,
     mut told: impl FnMut(u64, u64),
-) -> VerbResult<Vec<Got>> {
+) -> VerbResult<Vec<DedupResult>> {
     if let Err(errno) = sys::set_thread_io_idle() {
         tracing::debug!(%errno, "sharing is not idle");
     }
-    let mut all = All {
+    let mut all = FileTable {
         holders,
         files: Vec::new(),
         device: None,
@@ -301,15 +301,15 @@ pub fn share(
     }
     let groups = all.same(alone);
     let total = groups.iter().map(|(_, numbers)| numbers.len() as u64).sum();
-    let mut got = vec![Got::default(); all.holders.len()];
+    let mut got = vec![DedupResult::default(); all.holders.len()];
     let mut done = 0;
     for (size, numbers) in groups.into_iter().rev() {
-        let mut same = Same::new(size, numbers, dry_run);
+        let mut same = DedupGroup::new(size, numbers, dry_run);
         loop {
             match same.step(&mut all) {
-                Done::Some => {}
-                Done::All => break,
-                Done::Fate(number, fate) => {
+                DedupStep::Some => {}
+                DedupStep::All => break,
+                DedupStep::Fate(number, fate) => {
                     done += 1;
                     told(done, total);
                     if let Some((holder, content)) = all.files.get(number)
@@ -324,22 +324,22 @@ pub fn share(
     Ok(got)
 }
 
-impl Got {
-    fn note(&mut self, content: &Content, fate: Fate) {
+impl DedupResult {
+    fn note(&mut self, content: &Content, fate: DedupOutcome) {
         self.common.add(content.size);
         let left = match fate {
-            Fate::Source | Fate::Already | Fate::Unplaced => return,
-            Fate::Shared { freed } | Fate::Linked { freed } => {
+            DedupOutcome::Source | DedupOutcome::Already | DedupOutcome::Unplaced => return,
+            DedupOutcome::Shared { freed } | DedupOutcome::Linked { freed } => {
                 self.shared.add(content.size);
                 self.freed_bytes = self.freed_bytes.saturating_add(freed);
                 return;
             }
-            Fate::Differs => (LeftWhy::Differs, None),
-            Fate::Failed(errno) => (why_of(errno), Some(errno)),
+            DedupOutcome::Differs => (ExcludeReason::Differs, None),
+            DedupOutcome::Failed(errno) => (why_of(errno), Some(errno)),
         };
         *self.left.entry(left.0).or_insert(0) += 1;
         let error = left.1.map(|errno| errno.to_string());
-        self.left_out.push(LeftOut {
+        self.left_out.push(ExcludedFile {
             path: content.path.clone(),
             captured: content.captured,
             why: left.0,
@@ -379,7 +379,7 @@ mod tests {
             files
                 .iter()
                 .for_each(|(name, bytes)| std::fs::write(dir.join(name), bytes).expect("write"));
-            Plain::new(sys::open_root(&dir).expect("open"), true, 1, 0)
+            UnservedDir::new(sys::open_root(&dir).expect("open"), true, 1, 0)
         };
         let (one, two) = (vec![1_u8; 20_000], vec![2_u8; 20_000]);
         let mut a = make("a", &[("x", &one), ("own", &[3; 10])]);

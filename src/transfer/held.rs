@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use super::tar::{Pieces, pieces};
-use super::{Feed, regular};
+use super::{PartSource, regular};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
 use crate::sys::lock::Mutex;
@@ -25,7 +25,7 @@ const PART_BYTES_MAX: usize = 16 << 20;
 
 /// The content of an entry.
 #[derive(Debug)]
-pub enum Content<'a> {
+pub enum BufferedContent<'a> {
     /// The entry is not a file.
     None,
     /// Unchanged since the state that the export refers to; not read.
@@ -42,15 +42,15 @@ pub enum Content<'a> {
 }
 
 /// A part whose files were read.
-struct Held {
+struct BufferedPart {
     number: u64,
     is_proven: bool,
-    entries: Vec<(ExportEntry, Read)>,
+    entries: Vec<(ExportEntry, EntryState)>,
     bytes: Vec<u8>,
 }
 
 /// The read state of one entry.
-enum Read {
+enum EntryState {
     None,
     Kept,
     Held(Range<usize>, Option<Pieces>),
@@ -58,16 +58,16 @@ enum Read {
     /// Verification failed; the entry will be sent again.
     Missing,
     /// Sent again, and verified.
-    Again(Box<Again>),
+    Again(Box<ResentEntry>),
     /// Moved to its first place, or refused.
     Gone,
 }
 
 /// A resent entry and the memory of its content.
-type Again = (ExportEntry, Read, Vec<u8>);
+type ResentEntry = (ExportEntry, EntryState, Vec<u8>);
 
 /// The daemon's reply and the parts whose confirmation it carries.
-type Told = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
+type FeedReply = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
 
 /// Forwards every entry of a feed in the order in which it was first sent, once it is verified. A
 /// resent entry takes its original place, and later entries wait for it. Returns the paths that
@@ -76,8 +76,8 @@ type Told = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
 /// # Errors
 /// Those of the feed and of `each`; both end the stream.
 pub fn hand_on<E: From<VerbError>>(
-    feed: impl Feed,
-    mut each: impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
+    feed: impl PartSource,
+    mut each: impl FnMut(&ExportEntry, BufferedContent<'_>) -> Result<Option<Errno>, E>,
 ) -> Result<Vec<Refused>, E> {
     let read = Mutex::default();
     std::thread::scope(|scope| {
@@ -122,7 +122,7 @@ pub fn hand_on<E: From<VerbError>>(
 /// Parts that were read, in order.
 #[derive(Default)]
 struct Queue {
-    parts: VecDeque<Held>,
+    parts: VecDeque<BufferedPart>,
     /// The buffer of a forwarded part, for reuse.
     spare: Vec<u8>,
 }
@@ -140,14 +140,14 @@ impl Queue {
                 for (entry, read) in &mut part.entries {
                     let is_unproven = unproven.contains(&entry.path);
                     match (entry.again, is_unproven) {
-                        (false, true) => *read = Read::Missing,
+                        (false, true) => *read = EntryState::Missing,
                         (false, false) => {}
                         // It will be sent once more.
-                        (true, true) => *read = Read::Gone,
+                        (true, true) => *read = EntryState::Gone,
                         (true, false) => {
-                            let mut read = std::mem::replace(read, Read::Gone);
+                            let mut read = std::mem::replace(read, EntryState::Gone);
                             let mut bytes = Vec::new();
-                            if let Read::Held(range, _) = &mut read {
+                            if let EntryState::Held(range, _) = &mut read {
                                 bytes = part.bytes.get(range.clone()).unwrap_or_default().to_vec();
                                 *range = 0..bytes.len();
                             }
@@ -163,13 +163,13 @@ impl Queue {
     }
 
     /// Puts a resent entry in the place of the one that failed verification.
-    fn fill(&mut self, again: Again) {
+    fn fill(&mut self, again: ResentEntry) {
         let places = self.parts.iter_mut().flat_map(|part| &mut part.entries);
         let place = places
-            .filter(|(_, read)| matches!(read, Read::Missing))
+            .filter(|(_, read)| matches!(read, EntryState::Missing))
             .find(|(entry, _)| entry.path == again.0.path);
         if let Some((_, place)) = place {
-            *place = Read::Again(Box::new(again));
+            *place = EntryState::Again(Box::new(again));
         }
     }
 
@@ -181,8 +181,8 @@ impl Queue {
                 .iter_mut()
                 .filter(|(entry, _)| entry.path == *path)
             {
-                if matches!(read, Read::Missing) {
-                    *read = Read::Gone;
+                if matches!(read, EntryState::Missing) {
+                    *read = EntryState::Gone;
                 }
             }
         }
@@ -192,10 +192,10 @@ impl Queue {
     fn hand_on<E>(
         &mut self,
         refused: &mut Vec<Refused>,
-        each: &mut impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
+        each: &mut impl FnMut(&ExportEntry, BufferedContent<'_>) -> Result<Option<Errno>, E>,
     ) -> Result<(), E> {
-        let waits = |(_, read): &(ExportEntry, Read)| matches!(read, Read::Missing);
-        let is_ready = |part: &Held| part.is_proven && !part.entries.iter().any(waits);
+        let waits = |(_, read): &(ExportEntry, EntryState)| matches!(read, EntryState::Missing);
+        let is_ready = |part: &BufferedPart| part.is_proven && !part.entries.iter().any(waits);
         while self.parts.front().is_some_and(is_ready) {
             if let Some(part) = self.parts.pop_front() {
                 self.spare = hand_on_part(part, refused, each)?;
@@ -206,7 +206,7 @@ impl Queue {
 }
 
 /// Requests one part after the other, each as soon as the previous one was accepted.
-fn ask(mut feed: impl Feed, read: &Mutex<Vec<u64>>, told: SyncSender<Told>) {
+fn ask(mut feed: impl PartSource, read: &Mutex<Vec<u64>>, told: SyncSender<FeedReply>) {
     loop {
         let proven = std::mem::take(&mut *read.lock());
         let answer = feed
@@ -229,8 +229,8 @@ struct Reader {
 
 impl Reader {
     /// Reads the files of a part; `bytes` is memory to reuse.
-    fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> Held {
-        let mut held = Held {
+    fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> BufferedPart {
+        let mut held = BufferedPart {
             number: part.part,
             is_proven: false,
             entries: Vec::with_capacity(part.entries.len()),
@@ -246,8 +246,8 @@ impl Reader {
                     .next()
                     .ok_or(Errno::EMFILE)
                     .and_then(|file| self.file(&entry, &file, &mut held.bytes)),
-                ExportData::None => Ok(Read::None),
-                ExportData::Kept => Ok(Read::Kept),
+                ExportData::None => Ok(EntryState::None),
+                ExportData::Kept => Ok(EntryState::Kept),
                 ExportData::Link(_) => Err(Errno::EIO),
             };
             match read {
@@ -261,7 +261,12 @@ impl Reader {
         held
     }
 
-    fn file(&mut self, entry: &ExportEntry, file: &File, bytes: &mut Vec<u8>) -> SysResult<Read> {
+    fn file(
+        &mut self,
+        entry: &ExportEntry,
+        file: &File,
+        bytes: &mut Vec<u8>,
+    ) -> SysResult<EntryState> {
         let length = usize::try_from(entry.size).unwrap_or(usize::MAX);
         // A further name becomes a link to the first; if the first was not verified, the consumer
         // reads it through the view.
@@ -270,7 +275,7 @@ impl Reader {
             || entry.size > FILE_BYTES_MAX
             || bytes.len().saturating_add(length) > PART_BYTES_MAX
         {
-            return Ok(Read::Large);
+            return Ok(EntryState::Large);
         }
         regular(file)?;
         let pieces = pieces(file, entry.size)?;
@@ -281,30 +286,30 @@ impl Reader {
             // A short read means that the file changed; verification detects that.
             sys::read_full_at(file, bytes.get_mut(at..).unwrap_or_default(), *offset)?;
         }
-        Ok(Read::Held(from..bytes.len(), pieces))
+        Ok(EntryState::Held(from..bytes.len(), pieces))
     }
 }
 
 /// Forwards a part and returns its memory.
 fn hand_on_part<E>(
-    held: Held,
+    held: BufferedPart,
     refused: &mut Vec<Refused>,
-    each: &mut impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
+    each: &mut impl FnMut(&ExportEntry, BufferedContent<'_>) -> Result<Option<Errno>, E>,
 ) -> Result<Vec<u8>, E> {
     for (entry, read) in &held.entries {
         let (mut entry, mut read, mut bytes) = (entry, read, &held.bytes);
-        if let Read::Again(again) = read {
+        if let EntryState::Again(again) = read {
             (entry, read, bytes) = (&again.0, &again.1, &again.2);
         }
         let content = match read {
-            Read::None => Content::None,
-            Read::Kept => Content::Kept,
-            Read::Held(range, pieces) => Content::Held {
+            EntryState::None => BufferedContent::None,
+            EntryState::Kept => BufferedContent::Kept,
+            EntryState::Held(range, pieces) => BufferedContent::Held {
                 bytes: bytes.get(range.clone()).unwrap_or_default(),
                 pieces: pieces.as_ref(),
             },
-            Read::Large => Content::Large,
-            Read::Missing | Read::Again(_) | Read::Gone => continue,
+            EntryState::Large => BufferedContent::Large,
+            EntryState::Missing | EntryState::Again(_) | EntryState::Gone => continue,
         };
         if let Some(errno) = each(entry, content)? {
             refused.push(Refused {
@@ -344,7 +349,7 @@ mod tests {
     type Part = (ExportPart, Vec<OwnedFd>);
     type Handed = Vec<(String, Option<String>)>;
 
-    impl Feed for Fake<'_> {
+    impl PartSource for Fake<'_> {
         fn next(&mut self, done: Vec<u64>) -> VerbResult<Part> {
             let lost = || VerbError {
                 code: Code::Lost,
@@ -431,7 +436,7 @@ mod tests {
             },
             |entry, content| {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                let content = if let Content::Held { bytes, .. } = content {
+                let content = if let BufferedContent::Held { bytes, .. } = content {
                     Some(text(bytes))
                 } else {
                     None

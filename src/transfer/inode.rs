@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use super::import::contents::Contents;
+use super::import::contents::ContentIndex;
 use crate::engine::export::parts::ExportEntry;
 use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
@@ -23,7 +23,7 @@ const SET_GID: u32 = 0o2000;
 
 /// Creates inodes and counts lost attributes.
 #[derive(Debug)]
-pub struct Inodes {
+pub struct InodeCreator {
     /// Try to clone files; cleared once cloning is unsupported.
     reflink: AtomicBool,
     /// Files cloned.
@@ -41,14 +41,14 @@ pub struct Inodes {
     /// Extended attributes that could not be set.
     pub xattrs_lost: AtomicU64,
     /// Known contents: a file with one of them shares its extents.
-    pub contents: Option<Contents>,
+    pub contents: Option<ContentIndex>,
     root: bool,
 }
 
-impl Default for Inodes {
+impl Default for InodeCreator {
     fn default() -> Self {
         let none = || AtomicU64::new(0);
-        Inodes {
+        InodeCreator {
             reflink: AtomicBool::new(true),
             cloned: none(),
             copied: none(),
@@ -63,7 +63,7 @@ impl Default for Inodes {
     }
 }
 
-impl Inodes {
+impl InodeCreator {
     /// Fills an empty file with the content of another, which has `path` in the source.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Inodes {
         self.cloned.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As [`Inodes::fill`], ignoring known contents; `whole` is the content of `from` if it was
+    /// As [`InodeCreator::fill`], ignoring known contents; `whole` is the content of `from` if it was
     /// read.
     ///
     /// # Errors
@@ -279,7 +279,7 @@ impl Inodes {
         self.is_dressed(&sys::open_path_at(dir, name)?, entry)
     }
 
-    /// As [`Inodes::is_as_told`], for a descriptor.
+    /// As [`InodeCreator::is_as_told`], for a descriptor.
     ///
     /// # Errors
     /// Those of reading it.
@@ -310,7 +310,7 @@ fn is_the_systems(name: &[u8]) -> bool {
         || name.starts_with(b"btrfs.")
 }
 
-/// As [`Inodes::is_as_told`], for a descriptor; compares owners if `owners` is set.
+/// As [`InodeCreator::is_as_told`], for a descriptor; compares owners if `owners` is set.
 ///
 /// # Errors
 /// Those of reading it.

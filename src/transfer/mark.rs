@@ -16,7 +16,7 @@ pub const MARK_NAME: &[u8] = b"user.ckptfs.export";
 
 /// The mark of an exported directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct ExportMark {
     /// The store of the exported tree.
     pub store: String,
     /// The checkpoint that the copy shows, or was about to show.
@@ -25,26 +25,26 @@ pub struct Mark {
     pub whole: bool,
 }
 
-impl Mark {
+impl ExportMark {
     /// Returns the mark of a directory, `None` if it has no mark.
     ///
     /// # Errors
     /// EINVAL if the value cannot be parsed; those of getxattr(2).
-    pub fn read(dir: impl AsFd) -> SysResult<Option<Mark>> {
+    pub fn read(dir: impl AsFd) -> SysResult<Option<ExportMark>> {
         match sys::getxattr(dir, MARK_NAME) {
-            Ok(value) => Mark::parse(&value).map(Some).ok_or(Errno::EINVAL),
+            Ok(value) => ExportMark::parse(&value).map(Some).ok_or(Errno::EINVAL),
             Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => Ok(None),
             Err(errno) => Err(errno),
         }
     }
 
-    fn parse(value: &[u8]) -> Option<Mark> {
+    fn parse(value: &[u8]) -> Option<ExportMark> {
         let text = std::str::from_utf8(value).ok()?;
         let words: Vec<&str> = text.split(' ').collect();
         let ["1", store, checkpoint, state @ ("begun" | "whole")] = words.as_slice() else {
             return None;
         };
-        Some(Mark {
+        Some(ExportMark {
             store: (*store).to_owned(),
             checkpoint: CheckpointId(checkpoint.parse().ok()?),
             whole: *state == "whole",
@@ -91,17 +91,17 @@ mod tests {
             "1 s x whole",
             "1 s 5 whole ",
         ] {
-            assert_eq!(Mark::parse(text.as_bytes()), None, "{text:?}");
+            assert_eq!(ExportMark::parse(text.as_bytes()), None, "{text:?}");
         }
-        let mark = Mark {
+        let mark = ExportMark {
             store: "s".into(),
             checkpoint: CheckpointId(5),
             whole: false,
         };
-        assert_eq!(Mark::parse(b"1 s 5 begun"), Some(mark.clone()));
+        assert_eq!(ExportMark::parse(b"1 s 5 begun"), Some(mark.clone()));
         assert_eq!(
-            Mark::parse(b"1 s 5 whole"),
-            Some(Mark {
+            ExportMark::parse(b"1 s 5 whole"),
+            Some(ExportMark {
                 whole: true,
                 ..mark
             })

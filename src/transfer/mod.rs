@@ -1,7 +1,7 @@
 //! Trees outside any mount: created from an [export](crate::engine::export), compared with one,
 //! marked, or written as a tar stream.
 //!
-//! Nothing here contacts a daemon: the parts come from a [`Feed`]. All work runs with the caller's
+//! Nothing here contacts a daemon: the parts come from a [`PartSource`]. All work runs with the caller's
 //! rights, below descriptors of the destination, and follows no symbolic link. A path that fails is
 //! reported at the end and does not stop the rest.
 //!
@@ -36,7 +36,7 @@ use crate::sys::{self, Errno, Kind, Stat, SysResult};
 const IDLE_PAUSE: Duration = Duration::from_micros(300);
 
 /// A source of export parts.
-pub trait Feed: Send {
+pub trait PartSource: Send {
     /// Returns the next part; `done` lists the parts that were copied.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ struct Shared {
 /// # Errors
 /// Those of the feeds; completed work is not undone.
 pub fn hand_over<S: Sink>(
-    mut feeds: Vec<Box<dyn Feed>>,
+    mut feeds: Vec<Box<dyn PartSource>>,
     sink: &S,
     progress: &(dyn Fn(u64, Option<u64>) + Sync),
 ) -> VerbResult<Vec<Refused>> {
@@ -107,7 +107,7 @@ pub fn hand_over<S: Sink>(
 }
 
 fn work<S: Sink>(
-    feed: &mut dyn Feed,
+    feed: &mut dyn PartSource,
     sink: &S,
     shared: &Shared,
     progress: &(dyn Fn(u64, Option<u64>) + Sync),
@@ -206,7 +206,7 @@ pub fn is_zeros(bytes: &[u8]) -> bool {
 
 /// A sink that only counts.
 #[derive(Debug, Default)]
-pub struct Counted {
+pub struct CountingSink {
     /// Number of entries.
     pub entries: AtomicU64,
     /// Bytes of file content.
@@ -215,7 +215,7 @@ pub struct Counted {
     pub removed: AtomicU64,
 }
 
-impl Sink for Counted {
+impl Sink for CountingSink {
     type Hand = ();
 
     fn remove(&self, _path: &[u8]) -> SysResult<()> {

@@ -108,14 +108,14 @@ pub fn remove_tree(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     Ok(())
 }
 
-struct Level {
+struct OpenDir {
     name: Vec<u8>,
     fd: OwnedFd,
     dirs: Vec<Vec<u8>>,
 }
 
 /// Removes all entries that are not directories.
-fn empty_files(name: Vec<u8>, fd: OwnedFd) -> SysResult<Level> {
+fn empty_files(name: Vec<u8>, fd: OwnedFd) -> SysResult<OpenDir> {
     let mut dirs = Vec::new();
     for entry in sys::list_dir(&fd)? {
         let kind = match entry.kind {
@@ -128,17 +128,17 @@ fn empty_files(name: Vec<u8>, fd: OwnedFd) -> SysResult<Level> {
             sys::unlink_at(&fd, &entry.name)?;
         }
     }
-    Ok(Level { name, fd, dirs })
+    Ok(OpenDir { name, fd, dirs })
 }
 
 /// A cache of the last entry's directory: consecutive entries mostly share it.
 #[derive(Debug, Default)]
-pub struct Parent {
+pub struct DirCache {
     path: Vec<u8>,
     fd: Option<OwnedFd>,
 }
 
-impl Parent {
+impl DirCache {
     /// Returns the directory at `path` below `root`, creating it if it does not exist.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl Parent {
         self.fd.as_ref().ok_or(Errno::EIO)
     }
 
-    /// As [`Parent::at`], for an existing directory.
+    /// As [`DirCache::at`], for an existing directory.
     ///
     /// # Errors
     /// Those of openat2(2).

@@ -11,7 +11,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::held::Content;
+use super::held::BufferedContent;
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, SysResult};
 
@@ -64,7 +64,7 @@ impl<W: Write> Stream<W> {
         path: &[u8],
         entry: &ExportEntry,
         first: Option<&[u8]>,
-        content: &Content<'_>,
+        content: &BufferedContent<'_>,
         large: Option<&File>,
     ) -> io::Result<()> {
         let target = first.or(entry.target.as_ref().map(|target| target.0.as_slice()));
@@ -75,7 +75,7 @@ impl<W: Write> Stream<W> {
             .transpose()?
             .flatten();
         let pieces = match content {
-            Content::Held { pieces, .. } if file => *pieces,
+            BufferedContent::Held { pieces, .. } if file => *pieces,
             _ => found.as_ref(),
         };
         let mut records = of_inode(entry, first.is_none(), !self.layer);
@@ -125,16 +125,16 @@ impl<W: Write> Stream<W> {
     /// Writes the content of a file: its pieces, in a layer all bytes.
     fn content(
         &mut self,
-        content: &Content<'_>,
+        content: &BufferedContent<'_>,
         large: Option<&File>,
         pieces: Option<&Pieces>,
         size: u64,
     ) -> io::Result<()> {
         match (content, large) {
-            (Content::Held { bytes, .. }, _) if self.layer => {
+            (BufferedContent::Held { bytes, .. }, _) if self.layer => {
                 self.without_holes(bytes, pieces, size)?
             }
-            (Content::Held { bytes, .. }, _) => self.write(bytes)?,
+            (BufferedContent::Held { bytes, .. }, _) => self.write(bytes)?,
             (_, Some(from)) => {
                 for (offset, length) in pieces.map_or(&[(0, size)][..], Vec::as_slice) {
                     self.copy(from, *offset, *length)?;

@@ -2,16 +2,16 @@
 
 use std::os::fd::OwnedFd;
 
-use super::place::{Parent, open_below};
+use super::place::{DirCache, open_below};
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
 
 /// An entry, and an `O_PATH` descriptor of its inode.
-pub type Met = (ExportEntry, OwnedFd);
+pub type WalkEntry = (ExportEntry, OwnedFd);
 
 /// A path that cannot be read.
 #[derive(Debug)]
-pub struct Unread {
+pub struct WalkError {
     /// Its path.
     pub path: Vec<u8>,
     /// The error number.
@@ -25,7 +25,7 @@ pub struct Walk {
     /// Directories being listed, each with its remaining names.
     open: Vec<(Vec<u8>, std::vec::IntoIter<Vec<u8>>)>,
     /// The descriptor of one of them: a deep tree could exceed RLIMIT_NOFILE.
-    dir: Parent,
+    dir: DirCache,
     /// The directory that was returned last, to be listed next.
     enter: Option<Vec<u8>>,
     begun: bool,
@@ -42,7 +42,7 @@ impl Walk {
             root,
             device,
             open: Vec::new(),
-            dir: Parent::default(),
+            dir: DirCache::default(),
             enter: None,
             begun: false,
         })
@@ -54,14 +54,14 @@ impl Walk {
     /// # Errors
     /// The path that cannot be read; the walk continues after it.
     #[allow(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Result<Met, Unread>> {
+    pub fn next(&mut self) -> Option<Result<WalkEntry, WalkError>> {
         if !self.begun {
             self.begun = true;
             self.enter = Some(Vec::new());
             let root = open_below(&self.root, b"", OpenKind::Dir);
             return Some(
                 root.and_then(|fd| Ok((read(Vec::new(), &fd)?, fd)))
-                    .map_err(|errno| Unread {
+                    .map_err(|errno| WalkError {
                         path: Vec::new(),
                         errno,
                     }),
@@ -71,7 +71,7 @@ impl Walk {
             if let Some(path) = self.enter.take()
                 && let Err(errno) = self.list(&path)
             {
-                return Some(Err(Unread { path, errno }));
+                return Some(Err(WalkError { path, errno }));
             }
             let (above, names) = self.open.last_mut()?;
             let Some(name) = names.next() else {
@@ -86,7 +86,7 @@ impl Walk {
             let dir = self.dir.existing(&self.root, above);
             let fd = match dir.and_then(|dir| sys::open_path_at(dir, &name)) {
                 Err(Errno::ENOENT) => continue,
-                Err(errno) => return Some(Err(Unread { path, errno })),
+                Err(errno) => return Some(Err(WalkError { path, errno })),
                 Ok(fd) => fd,
             };
             let met = read(path.clone(), &fd);
@@ -99,7 +99,7 @@ impl Walk {
                 Err(Errno::ENOENT) => continue,
                 met => Some(
                     met.map(|entry| (entry, fd))
-                        .map_err(|errno| Unread { path, errno }),
+                        .map_err(|errno| WalkError { path, errno }),
                 ),
             };
         }

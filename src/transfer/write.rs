@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Sink;
-use super::inode::Inodes;
-use super::place::{Parent, open_below, remove_tree, split};
+use super::inode::InodeCreator;
+use super::place::{DirCache, open_below, remove_tree, split};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::engine::import::{STAGED_PREFIX, is_of_no_tree};
@@ -46,7 +46,7 @@ pub fn by_several<T: Sync>(items: &[T], threads: usize, each: &(dyn Fn(&T) + Syn
 
 /// The expected content of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Before {
+pub enum DestState {
     /// Empty.
     Nothing,
     /// A complete copy of another state: received entries replace theirs, the rest stays.
@@ -58,7 +58,7 @@ pub enum Before {
 
 /// A staging directory next to a served tree: inodes are created there and then moved into the
 /// tree.
-pub trait Stage: Send + Sync {
+pub trait StagingDir: Send + Sync {
     /// The staging directory.
     fn dir(&self) -> &OwnedFd;
 
@@ -75,14 +75,14 @@ pub trait Stage: Send + Sync {
 /// Writes entries below a directory.
 pub struct Writer {
     root: OwnedFd,
-    stage: Option<Box<dyn Stage>>,
-    before: Before,
+    stage: Option<Box<dyn StagingDir>>,
+    before: DestState,
     /// `root` is the root of a mount, which shows its own names.
     is_mount: bool,
     /// See [`Writer::of_compared`].
     is_compared: bool,
     /// Creates inodes and counts failures.
-    pub inodes: Inodes,
+    pub inodes: InodeCreator,
     /// Path of the first name, by inode, for inodes with several names.
     first: Mutex<HashMap<u64, Vec<u8>>>,
     /// Further names and the path each links to.
@@ -99,14 +99,14 @@ pub struct Writer {
 
 impl Writer {
     /// Returns a writer below `root`, which must be open for reading.
-    pub fn new(root: OwnedFd, before: Before) -> Writer {
+    pub fn new(root: OwnedFd, before: DestState) -> Writer {
         Writer {
             root,
             stage: None,
             before,
             is_mount: false,
             is_compared: false,
-            inodes: Inodes::default(),
+            inodes: InodeCreator::default(),
             first: Mutex::default(),
             links: Mutex::default(),
             dirs: Mutex::default(),
@@ -119,7 +119,7 @@ impl Writer {
 
     /// As [`Writer::new`], for a source that has compared files with the destination: files sent as
     /// kept are left alone, and files sent with content are created regardless of their attributes.
-    pub fn of_compared(root: OwnedFd, before: Before) -> Writer {
+    pub fn of_compared(root: OwnedFd, before: DestState) -> Writer {
         Writer {
             is_compared: true,
             ..Writer::new(root, before)
@@ -131,16 +131,16 @@ impl Writer {
     pub fn of_compared_mount(root: OwnedFd) -> Writer {
         Writer {
             is_mount: true,
-            ..Writer::of_compared(root, Before::Anything)
+            ..Writer::of_compared(root, DestState::Anything)
         }
     }
 
     /// Updates a copy of another state below the mount at `root`: inodes are created in the staging
     /// directory.
-    pub fn staged(root: OwnedFd, stage: Box<dyn Stage>) -> Writer {
+    pub fn staged(root: OwnedFd, stage: Box<dyn StagingDir>) -> Writer {
         Writer {
             stage: Some(stage),
-            ..Writer::new(root, Before::Copy)
+            ..Writer::new(root, DestState::Copy)
         }
     }
 
@@ -149,7 +149,7 @@ impl Writer {
     /// # Errors
     /// Those of chmod(2) and removexattr(2).
     pub fn prepare(&self) -> SysResult<()> {
-        if self.before == Before::Nothing {
+        if self.before == DestState::Nothing {
             for name in [
                 b"system.posix_acl_default".as_slice(),
                 b"system.posix_acl_access",
@@ -195,11 +195,11 @@ impl Writer {
         staged
             .into_iter()
             .for_each(|one| refuse(&one.path.0, Err(Errno(one.errno))));
-        let mut parent = Parent::default();
+        let mut parent = DirCache::default();
         for (path, to) in std::mem::take(&mut *self.links.lock()) {
             refuse(&path, self.link(&mut parent, &path, &to));
         }
-        if self.before == Before::Anything {
+        if self.before == DestState::Anything {
             refuse(b"", self.sweep());
         }
         let mut dirs = std::mem::take(&mut *self.dirs.lock());
@@ -232,7 +232,7 @@ impl Writer {
     /// Sets the attributes of a directory. A directory that already has them is not written to: in
     /// a branch it may be inherited, and a write would copy it up.
     fn dress(&self, fd: &OwnedFd, dir: &ExportEntry) -> SysResult<()> {
-        if self.before == Before::Anything && self.inodes.is_dressed(fd, dir)? {
+        if self.before == DestState::Anything && self.inodes.is_dressed(fd, dir)? {
             return Ok(());
         }
         self.inodes.apply_attrs(fd, dir)
@@ -248,7 +248,7 @@ impl Writer {
     }
 
     fn dir(&self, entry: ExportEntry) -> SysResult<()> {
-        let mut parent = Parent::default();
+        let mut parent = DirCache::default();
         if let Some((above, name)) = split(&entry.path.0) {
             let dir = parent.at(&self.root, above)?;
             match sys::stat_at(dir, name) {
@@ -261,12 +261,12 @@ impl Writer {
                     }
                 }
                 Ok(stat) if stat.kind == Kind::Dir => {
-                    if self.before == Before::Nothing {
+                    if self.before == DestState::Nothing {
                         self.count();
                     }
                     self.open_up(&sys::open_path_at(dir, name)?)?;
                 }
-                Ok(_) if self.before == Before::Anything => {
+                Ok(_) if self.before == DestState::Anything => {
                     remove_tree(dir, name)?;
                     sys::mkdir_at(dir, name, 0o700)?;
                     self.count();
@@ -308,10 +308,10 @@ impl Writer {
         content: Option<&File>,
     ) -> SysResult<()> {
         match self.before {
-            Before::Nothing => self.inodes.make(dir, name, entry, content)?,
-            Before::Anything if self.is_there(dir, name, entry)? => return Ok(()),
-            Before::Copy | Before::Anything => {
-                if self.before == Before::Anything
+            DestState::Nothing => self.inodes.make(dir, name, entry, content)?,
+            DestState::Anything if self.is_there(dir, name, entry)? => return Ok(()),
+            DestState::Copy | DestState::Anything => {
+                if self.before == DestState::Anything
                     && sys::stat_at(dir, name).is_ok_and(|stat| stat.kind == Kind::Dir)
                 {
                     remove_tree(dir, name)?;
@@ -334,7 +334,7 @@ impl Writer {
     /// Creates an inode in the staging directory and queues it for its path.
     fn make_on(
         &self,
-        stage: &dyn Stage,
+        stage: &dyn StagingDir,
         entry: &ExportEntry,
         content: Option<&File>,
     ) -> SysResult<()> {
@@ -360,11 +360,11 @@ impl Writer {
     }
 
     /// Links the inode at `to` to `path`, replacing the existing entry.
-    fn link(&self, parent: &mut Parent, path: &[u8], to: &[u8]) -> SysResult<()> {
+    fn link(&self, parent: &mut DirCache, path: &[u8], to: &[u8]) -> SysResult<()> {
         let from = open_below(&self.root, to, OpenKind::Path)?;
         let (above, name) = split(path).ok_or(Errno::EINVAL)?;
         let dir = parent.at(&self.root, above)?;
-        if self.before == Before::Nothing {
+        if self.before == DestState::Nothing {
             sys::link_fd(&from, dir, name)?;
             self.count();
             return Ok(());
@@ -384,7 +384,7 @@ impl Writer {
     /// Rewrites an inode that changed while it was copied, at its first name.
     fn again(
         &self,
-        parent: &mut Parent,
+        parent: &mut DirCache,
         entry: &ExportEntry,
         content: Option<&File>,
     ) -> SysResult<()> {
@@ -454,13 +454,18 @@ fn depth(path: &[u8]) -> usize {
 }
 
 impl Sink for Writer {
-    type Hand = Parent;
+    type Hand = DirCache;
 
     fn remove(&self, path: &[u8]) -> SysResult<()> {
         self.remove_path(path)
     }
 
-    fn entry(&self, parent: &mut Parent, entry: ExportEntry, file: Option<File>) -> SysResult<()> {
+    fn entry(
+        &self,
+        parent: &mut DirCache,
+        entry: ExportEntry,
+        file: Option<File>,
+    ) -> SysResult<()> {
         self.put(parent, entry, file.as_ref())
     }
 }
@@ -487,11 +492,11 @@ impl Writer {
     /// The failure of this entry.
     pub fn put(
         &self,
-        parent: &mut Parent,
+        parent: &mut DirCache,
         entry: ExportEntry,
         file: Option<&File>,
     ) -> SysResult<()> {
-        if self.before == Before::Anything {
+        if self.before == DestState::Anything {
             self.seen.lock().insert(entry.path.0.clone());
         }
         if entry.kind == Kind::Dir {

@@ -9,7 +9,7 @@ use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::plan::{Change, Content, DirPlan, Leads, Plan};
+use super::plan::{DirPlan, InodeAction, NameChange, TreePlan, WantedByName};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
@@ -27,11 +27,11 @@ pub trait Sink {
     /// Reports whether a wanted inode has a single name, so that its other names are removed.
     fn has_one_name(&self, want: &Arc<Trail>) -> bool;
 
-    /// Sets the attributes of an existing inode, and its content for [`Content::InPlace`].
+    /// Sets the attributes of an existing inode, and its content for [`InodeAction::InPlace`].
     ///
     /// # Errors
     /// Those of writing.
-    fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()>;
+    fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: InodeAction) -> SysResult<()>;
 
     /// Renames an inode, replacing the target unless `how` is [`RenameMode::NoReplace`].
     ///
@@ -91,23 +91,23 @@ pub trait Sink {
 }
 
 /// Wanted directory -> existing or created directory.
-pub type Dirs = HashMap<Slot, Slot>;
+pub type DirMap = HashMap<Slot, Slot>;
 
 struct Applier<'a, S> {
-    plan: &'a Plan,
+    plan: &'a TreePlan,
     sink: &'a mut S,
-    dirs: Dirs,
+    dirs: DirMap,
     /// Wanted inode -> its current place. Created inodes with a single wanted name are omitted.
     placed: HashMap<Slot, Place>,
     /// Built on first use: scanning the whole plan for each moved inode would be quadratic.
-    leads: OnceCell<Leads<'a>>,
+    leads: OnceCell<WantedByName<'a>>,
 }
 
 /// Executes a plan.
 ///
 /// # Errors
 /// Those of the sink; the plan is then partly executed.
-pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
+pub fn apply<S: Sink>(plan: &TreePlan, sink: &mut S) -> SysResult<DirMap> {
     let dirs = plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect();
     let mut applier = Applier {
         plan,
@@ -153,7 +153,7 @@ impl<S: Sink> Applier<'_, S> {
         let (plan, mut done) = (self.plan, HashSet::new());
         for (_, _, child, trail, _) in plan.wanted() {
             match plan.contents.get(&child.slot) {
-                Some(content @ (Content::Attributes | Content::InPlace))
+                Some(content @ (InodeAction::Attributes | InodeAction::InPlace))
                     if done.insert(child.slot) =>
                 {
                     logged(self.sink.rewrite(child, trail, *content), "rewrite", trail)?
@@ -195,7 +195,7 @@ impl<S: Sink> Applier<'_, S> {
                 _ if child.kind == Kind::Dir => {
                     logged(self.take(child, trail, None), "move", trail)?
                 }
-                Some(Content::New) | None => {
+                Some(InodeAction::New) | None => {
                     logged(self.sink.make(child, trail), "make", trail)?;
                     continue;
                 }
@@ -251,7 +251,9 @@ impl<S: Sink> Applier<'_, S> {
         for dir in &plan.dirs {
             let Some(live) = &dir.live else { continue };
             for name in &dir.names {
-                if let Some(Change::Goes(have) | Change::Exchanged(have, _)) = plan.change(name) {
+                if let Some(NameChange::Goes(have) | NameChange::Exchanged(have, _)) =
+                    plan.change(name)
+                {
                     let removed = self.sink.remove(live, &name.name, have);
                     logged(removed, "remove a name in", live)?;
                 }
@@ -275,7 +277,7 @@ impl<S: Sink> Applier<'_, S> {
                 name: name.name.clone(),
             };
             match self.plan.change(name) {
-                Some(Change::Stays(_)) => {}
+                Some(NameChange::Stays(_)) => {}
                 _ if child.kind == Kind::Dir => {
                     logged(self.place_dir(*child, trail, &at), "make", trail)?
                 }
@@ -310,7 +312,7 @@ impl<S: Sink> Applier<'_, S> {
     fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
         let new = matches!(
             self.plan.contents.get(&child.slot),
-            Some(Content::New) | None
+            Some(InodeAction::New) | None
         );
         if new && self.sink.put(child, at)? {
             if self.plan.several.contains(&child.slot) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Tree;
 use super::apply::Sink;
-use super::plan::{Content, DirPlan};
+use super::plan::{DirPlan, InodeAction};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
@@ -22,17 +22,17 @@ pub(super) enum Node {
 
 /// The inodes of a tree, by number. The staging directory is a second root.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
+pub(super) struct MemoryTree {
     pub(super) nodes: HashMap<Slot, Node>,
     pub(super) last: u64,
     /// Birth times, where set.
     pub(super) births: HashMap<Slot, i64>,
 }
 
-impl Memory {
-    pub(super) fn new() -> Memory {
+impl MemoryTree {
+    pub(super) fn new() -> MemoryTree {
         let dir = || Node::Dir(0o755, BTreeMap::new());
-        Memory {
+        MemoryTree {
             nodes: HashMap::from([(Slot::ROOT, dir()), (Slot::STAGING, dir())]),
             last: 100,
             births: HashMap::new(),
@@ -135,7 +135,7 @@ impl Memory {
     }
 }
 
-impl Tree for Memory {
+impl Tree for MemoryTree {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         Ok(self.names(dir.slot).get(name).map(|slot| Child {
             slot: *slot,
@@ -195,7 +195,7 @@ impl Tree for Memory {
     fn same_content(
         &self,
         file: &Arc<Trail>,
-        other: &Memory,
+        other: &MemoryTree,
         there: &Arc<Trail>,
     ) -> SysResult<bool> {
         match (self.nodes.get(&file.slot), other.nodes.get(&there.slot)) {
@@ -213,9 +213,9 @@ impl Tree for Memory {
 }
 
 /// A sink that turns a tree into another.
-pub(super) struct Becoming<'a> {
-    pub(super) tree: Memory,
-    pub(super) wanted: &'a Memory,
+pub(super) struct MemorySink<'a> {
+    pub(super) tree: MemoryTree,
+    pub(super) wanted: &'a MemoryTree,
     /// Inodes put in place.
     put: HashSet<Slot>,
     /// Inodes to put in place at the next flush.
@@ -224,9 +224,9 @@ pub(super) struct Becoming<'a> {
     pub(super) late: bool,
 }
 
-impl Becoming<'_> {
-    pub(super) fn new(tree: Memory, wanted: &Memory, late: bool) -> Becoming<'_> {
-        Becoming {
+impl MemorySink<'_> {
+    pub(super) fn new(tree: MemoryTree, wanted: &MemoryTree, late: bool) -> MemorySink<'_> {
+        MemorySink {
             tree,
             wanted,
             put: HashSet::new(),
@@ -253,7 +253,7 @@ impl Becoming<'_> {
     }
 }
 
-impl Sink for Becoming<'_> {
+impl Sink for MemorySink<'_> {
     fn locate(&self, child: Child, _want: Option<&Arc<Trail>>) -> SysResult<Place> {
         self.settled();
         self.tree.links(child.slot).pop_last().ok_or(Errno::ESTALE)
@@ -263,7 +263,7 @@ impl Sink for Becoming<'_> {
         self.wanted.links(want.slot).len() == 1
     }
 
-    fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
+    fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: InodeAction) -> SysResult<()> {
         let Some(Node::File(mode, bytes)) = self.wanted.nodes.get(&want.slot) else {
             return Err(Errno::ESTALE);
         };
@@ -271,7 +271,7 @@ impl Sink for Becoming<'_> {
             return Err(Errno::ESTALE);
         };
         *has_mode = *mode;
-        if content == Content::InPlace {
+        if content == InodeAction::InPlace {
             *has = *bytes;
         }
         Ok(())

@@ -8,8 +8,8 @@
 //! independent parts of a plan.
 //!
 //! - [`Tree`]: one state of a tree.
-//! - [`states::States`]: two states, with a bound on their differences; the walk along these makes
-//!   a [`plan::Plan`].
+//! - [`states::PlanBuilder`]: two states, with a bound on their differences; the walk along these makes
+//!   a [`plan::TreePlan`].
 //! - [`pair::plan`]: plans for any two trees, by full comparison or by the records between them.
 //! - [`merge::merge`]: three-way merge; the outcome is again a tree (ADR 31).
 //! - [`apply::apply`]: executes a plan on an [`apply::Sink`].
@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::history::present::Trail;
 use crate::history::same::same_content;
-use crate::history::view::{Source, View};
+use crate::history::view::{ContentLocation, View};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{SysResult, Xattrs};
@@ -141,7 +141,7 @@ impl Tree for View<'_> {
                     .take(most.saturating_add(1))
                     .read_to_end(&mut bytes)?;
             }
-            if source != Source::Live || self.still_live(file, opened.as_ref())? {
+            if source != ContentLocation::Live || self.still_live(file, opened.as_ref())? {
                 return Ok((bytes.len() as u64 <= most).then_some(bytes));
             }
         }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::plan::{Content, NamePlan, Plan};
-use super::states::States;
+use super::plan::{InodeAction, NamePlan, TreePlan};
+use super::states::PlanBuilder;
 use super::{Tree, has_attrs};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
@@ -12,14 +12,14 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 
-struct Pair<'a, T> {
+struct PairPlanner<'a, T> {
     from: &'a T,
     to: &'a T,
     touched: Option<&'a Touched>,
     /// The trails of existing inodes at names that may differ.
     ways: HashMap<Slot, (Kind, Arc<Trail>)>,
     passed: HashSet<Slot>,
-    plan: Plan,
+    plan: TreePlan,
 }
 
 /// Plans the changes that turn `from` into `to`. `touched` has the records between the two; without
@@ -27,21 +27,21 @@ struct Pair<'a, T> {
 ///
 /// # Errors
 /// Those of reading both; EIO: a directory is in two places.
-pub fn plan<T: Tree>(from: &T, to: &T, touched: Option<&Touched>) -> SysResult<Plan> {
-    let mut pair = Pair {
+pub fn plan<T: Tree>(from: &T, to: &T, touched: Option<&Touched>) -> SysResult<TreePlan> {
+    let mut pair = PairPlanner {
         from,
         to,
         touched,
         ways: HashMap::new(),
         passed: HashSet::new(),
-        plan: Plan::default(),
+        plan: TreePlan::default(),
     };
     pair.look()?;
     pair.all()?;
     Ok(pair.plan)
 }
 
-impl<T: Tree> Pair<'_, T> {
+impl<T: Tree> PairPlanner<'_, T> {
     /// Locates existing inodes that may be wanted elsewhere.
     fn look(&mut self) -> SysResult<()> {
         let (mut open, mut listed) = (vec![Trail::root()], HashSet::new());
@@ -72,8 +72,8 @@ impl<T: Tree> Pair<'_, T> {
     }
 }
 
-impl<T: Tree> States for Pair<'_, T> {
-    fn plan(&mut self) -> &mut Plan {
+impl<T: Tree> PlanBuilder for PairPlanner<'_, T> {
+    fn plan(&mut self) -> &mut TreePlan {
         &mut self.plan
     }
 
@@ -130,16 +130,16 @@ impl<T: Tree> States for Pair<'_, T> {
         }
     }
 
-    fn content(&mut self, child: Child, want: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+    fn content(&mut self, child: Child, want: &Arc<Trail>, alive: bool) -> SysResult<InodeAction> {
         let touches = |slots: fn(&Touched) -> &HashSet<Slot>| {
             self.touched
                 .is_none_or(|touched| slots(touched).contains(&child.slot))
         };
         if !alive {
-            return Ok(Content::New);
+            return Ok(InodeAction::New);
         }
         if !touches(|touched| &touched.nodes) {
-            return Ok(Content::Same);
+            return Ok(InodeAction::Same);
         }
         let there = self
             .ways
@@ -150,21 +150,21 @@ impl<T: Tree> States for Pair<'_, T> {
             && !self.from.same_content(&there, self.to, want)?
         {
             return Ok(if self.to.attr(want)?.stat.nlink > 1 {
-                Content::InPlace
+                InodeAction::InPlace
             } else {
-                Content::New
+                InodeAction::New
             });
         }
         // The target of a symbolic link cannot be changed.
         if child.kind == Kind::Symlink
             && self.from.attr(&there)?.target != self.to.attr(want)?.target
         {
-            return Ok(Content::New);
+            return Ok(InodeAction::New);
         }
         Ok(if has_attrs((self.from, &there), (self.to, want), true)? {
-            Content::Same
+            InodeAction::Same
         } else {
-            Content::Attributes
+            InodeAction::Attributes
         })
     }
 

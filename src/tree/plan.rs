@@ -11,7 +11,7 @@ use crate::sys::Kind;
 
 /// The action on an inode that is not a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum InodeAction {
     /// The existing inode is correct.
     Same,
     /// The existing inode is correct except for its attributes.
@@ -50,8 +50,8 @@ pub struct DirPlan {
 /// A rescued path: it stays although its directory is replaced. It is identified by name only,
 /// because its inode number may equal that of a wanted inode.
 #[derive(Debug)]
-pub struct Kept {
-    /// Index of its new directory in [`Plan::dirs`].
+pub struct RescuedPath {
+    /// Index of its new directory in [`TreePlan::dirs`].
     pub dir: usize,
     /// Its name in that directory.
     pub name: Name,
@@ -65,9 +65,9 @@ pub struct Kept {
 
 /// The change of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum NameChange {
     /// It already leads to the wanted inode, which needs this action; a directory needs none here.
-    Stays(Content),
+    Stays(InodeAction),
     /// It is created.
     Comes(Child),
     /// It is removed with everything below it.
@@ -81,11 +81,11 @@ pub enum Change {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct TreePlan {
     /// Directories, parents before children.
     pub dirs: Vec<DirPlan>,
     /// The action on each wanted inode that is not a directory.
-    pub contents: HashMap<Slot, Content>,
+    pub contents: HashMap<Slot, InodeAction>,
     /// Those of them that are wanted at more than one name.
     pub several: HashSet<Slot>,
     /// Wanted directories that exist, at any place.
@@ -93,14 +93,14 @@ pub struct Plan {
     /// The places of existing wanted inodes at planning time.
     pub found: HashMap<Slot, Place>,
     /// The rescued paths.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<RescuedPath>,
 }
 
 /// Directory and name -> the wanted inodes, `None` for no inode. In rare cases a name is planned
 /// twice.
-pub type Leads<'p> = HashMap<(Slot, &'p Name), Vec<Option<Slot>>>;
+pub type WantedByName<'p> = HashMap<(Slot, &'p Name), Vec<Option<Slot>>>;
 
-impl Plan {
+impl TreePlan {
     /// Reports whether the existing inode with the wanted number is the wanted one.
     pub fn keeps(&self, want: Child) -> bool {
         match want.kind {
@@ -108,27 +108,27 @@ impl Plan {
             _ => self
                 .contents
                 .get(&want.slot)
-                .is_some_and(|content| *content != Content::New),
+                .is_some_and(|content| *content != InodeAction::New),
         }
     }
 
     /// Returns the change of a name, or `None` if it neither exists nor is wanted.
-    pub fn change(&self, name: &NamePlan) -> Option<Change> {
+    pub fn change(&self, name: &NamePlan) -> Option<NameChange> {
         let want = name.want.as_ref().map(|(child, _)| *child);
         Some(match (name.have, want) {
             (None, None) => return None,
-            (None, Some(want)) => Change::Comes(want),
-            (Some(have), None) => Change::Goes(have),
-            (Some(have), Some(want)) if have == want && self.keeps(want) => Change::Stays(
+            (None, Some(want)) => NameChange::Comes(want),
+            (Some(have), None) => NameChange::Goes(have),
+            (Some(have), Some(want)) if have == want && self.keeps(want) => NameChange::Stays(
                 self.contents
                     .get(&want.slot)
                     .copied()
-                    .unwrap_or(Content::Same),
+                    .unwrap_or(InodeAction::Same),
             ),
             (Some(have), Some(want)) if have.kind != Kind::Dir && want.kind != Kind::Dir => {
-                Change::Replaced(want)
+                NameChange::Replaced(want)
             }
-            (Some(have), Some(want)) => Change::Exchanged(have, want),
+            (Some(have), Some(want)) => NameChange::Exchanged(have, want),
         })
     }
 
@@ -146,8 +146,8 @@ impl Plan {
     }
 
     /// Returns every planned name of an existing directory, with its wanted inodes.
-    pub fn leads(&self) -> Leads<'_> {
-        let mut leads = Leads::new();
+    pub fn leads(&self) -> WantedByName<'_> {
+        let mut leads = WantedByName::new();
         for dir in &self.dirs {
             let Some(live) = &dir.live else { continue };
             for name in &dir.names {

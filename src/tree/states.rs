@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::plan::{Content, DirPlan, NamePlan, Plan};
+use super::plan::{DirPlan, InodeAction, NamePlan, TreePlan};
 use crate::history::present::Trail;
 use crate::store::ids::Slot;
 use crate::store::record::{Child, Place};
@@ -12,9 +12,9 @@ use crate::sys::{Kind, SysResult};
 pub type WantedStep = (Child, Arc<Trail>, bool);
 
 /// Two states of a tree, current and wanted. Implementations choose how much of them is compared.
-pub trait States {
+pub trait PlanBuilder {
     /// Returns the plan under construction.
-    fn plan(&mut self) -> &mut Plan;
+    fn plan(&mut self) -> &mut TreePlan;
 
     /// Returns the names of a wanted directory that may differ, all names if `live` is `None`.
     /// `live` is the trail of the existing directory.
@@ -41,7 +41,7 @@ pub trait States {
     ///
     /// # Errors
     /// Those of comparing it.
-    fn content(&mut self, child: Child, want: &Arc<Trail>, alive: bool) -> SysResult<Content>;
+    fn content(&mut self, child: Child, want: &Arc<Trail>, alive: bool) -> SysResult<InodeAction>;
 
     /// Reports whether the attributes of a directory must be set.
     ///
@@ -63,7 +63,7 @@ pub trait States {
     /// tree can be deeper than the stack.
     ///
     /// # Errors
-    /// As [`States::all`].
+    /// As [`PlanBuilder::all`].
     fn below(&mut self, wanted: Vec<WantedStep>) -> SysResult<()> {
         let mut open = wanted;
         open.reverse();
@@ -80,7 +80,7 @@ pub trait States {
     /// Plans a wanted directory and returns its wanted entries.
     ///
     /// # Errors
-    /// As [`States::all`].
+    /// As [`PlanBuilder::all`].
     fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<WantedStep>> {
         let names = self.names(&want, live.as_ref())?;
         let next = names
@@ -104,7 +104,7 @@ pub trait States {
     /// Plans a wanted inode. For a directory, reports whether the walk continues below it.
     ///
     /// # Errors
-    /// As [`States::all`].
+    /// As [`PlanBuilder::all`].
     fn inode(&mut self, child: Child, want: &Arc<Trail>, here: bool) -> SysResult<bool> {
         let found = self.find(child, want, here)?;
         let alive = found.is_some();
@@ -126,13 +126,13 @@ pub trait States {
         if let Some(content) = self.plan().contents.get(&child.slot).copied() {
             self.plan().several.insert(child.slot);
             // Its names planned before may have led to no existing inode.
-            if content != Content::New || !here {
+            if content != InodeAction::New || !here {
                 return Ok(false);
             }
         }
         let content = self.content(child, want, alive)?;
         self.plan().contents.insert(child.slot, content);
-        if content == Content::New {
+        if content == InodeAction::New {
             // A recreated inode is not looked up.
             self.plan().found.remove(&child.slot);
         }

@@ -7,9 +7,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::apply::apply;
-use super::memory::{Becoming, Memory, Node};
+use super::memory::{MemorySink, MemoryTree, Node};
 use super::pair::plan;
-use super::plan::{Change, Content, Kept};
+use super::plan::{InodeAction, NameChange, RescuedPath};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::Kind;
@@ -73,7 +73,7 @@ fn name_of(name: u8) -> Name {
     Name::new(&[b'a' + name])
 }
 
-impl Memory {
+impl MemoryTree {
     fn dirs(&self) -> Vec<Slot> {
         let mut dirs: Vec<Slot> = self
             .nodes
@@ -185,7 +185,7 @@ impl Memory {
         Some(())
     }
 
-    pub(super) fn after(&self, ops: &[Op]) -> Memory {
+    pub(super) fn after(&self, ops: &[Op]) -> MemoryTree {
         let mut tree = self.clone();
         ops.iter().for_each(|op| _ = tree.carry_out(op));
         tree
@@ -214,9 +214,9 @@ impl Memory {
 
 /// Plans and executes a change from one tree to another, and checks the result.
 #[track_caller]
-fn becomes(from: &Memory, to: &Memory, late: bool) -> Memory {
+fn becomes(from: &MemoryTree, to: &MemoryTree, late: bool) -> MemoryTree {
     let plan = plan(from, to, None).expect("a plan");
-    let mut becoming = Becoming::new(from.clone(), to, late);
+    let mut becoming = MemorySink::new(from.clone(), to, late);
     apply(&plan, &mut becoming).expect("carried out");
     let tree = becoming.tree;
     assert_eq!(tree.shown(), to.shown(), "{plan:?}");
@@ -226,7 +226,7 @@ fn becomes(from: &Memory, to: &Memory, late: bool) -> Memory {
         "nothing stays aside"
     );
     for slot in to.nodes.keys().filter(|slot| from.nodes.contains_key(slot)) {
-        if plan.contents.get(slot) != Some(&Content::New) {
+        if plan.contents.get(slot) != Some(&InodeAction::New) {
             assert!(
                 tree.nodes.contains_key(slot),
                 "{slot:?} was there, and is another inode: {plan:?}"
@@ -241,7 +241,7 @@ proptest! {
 
     #[test]
     fn a_tree_becomes_another(before in vec(op(), 0..40), ours in vec(op(), 0..12), theirs in vec(op(), 0..12), late in any::<bool>()) {
-        let base = Memory::new().after(&before);
+        let base = MemoryTree::new().after(&before);
         let mut other = base.after(&theirs);
         let one = base.after(&ours);
         // Numbers that both sides assigned denote two inodes.
@@ -252,13 +252,16 @@ proptest! {
         }
         becomes(&one, &other, late);
         let there = plan(&other, &other, None).expect("a plan");
-        prop_assert!(there.dirs.iter().flat_map(|dir| &dir.names).all(|name| there.change(name) == Some(Change::Stays(Content::Same))));
+        prop_assert!(there.dirs.iter().flat_map(|dir| &dir.names).all(|name| there.change(name) == Some(NameChange::Stays(InodeAction::Same))));
     }
 }
 
 /// `(path, is directory)`, created in this order.
-pub(super) fn tree(paths: &[(&str, bool)]) -> (Memory, HashMap<String, Slot>) {
-    let (mut tree, mut slots) = (Memory::new(), HashMap::from([(String::new(), Slot::ROOT)]));
+pub(super) fn tree(paths: &[(&str, bool)]) -> (MemoryTree, HashMap<String, Slot>) {
+    let (mut tree, mut slots) = (
+        MemoryTree::new(),
+        HashMap::from([(String::new(), Slot::ROOT)]),
+    );
     for (path, is_dir) in paths {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
         let at = Place {
@@ -333,8 +336,8 @@ fn what_was_renamed_and_written_to_is_told_by_two_parts_of_a_plan() {
     assert_eq!(
         plan.contents,
         HashMap::from([
-            (slots["f"], Content::Attributes),
-            (slots["g"], Content::Same)
+            (slots["f"], InodeAction::Attributes),
+            (slots["g"], InodeAction::Same)
         ])
     );
     let changes: Vec<_> = plan.dirs[0]
@@ -343,9 +346,9 @@ fn what_was_renamed_and_written_to_is_told_by_two_parts_of_a_plan() {
         .map(|name| (name.name.as_bytes(), plan.change(name)))
         .collect();
     let [
-        (b"f", Some(Change::Goes(gone))),
-        (b"g", Some(Change::Stays(Content::Same))),
-        (b"h", Some(Change::Comes(come))),
+        (b"f", Some(NameChange::Goes(gone))),
+        (b"g", Some(NameChange::Stays(InodeAction::Same))),
+        (b"h", Some(NameChange::Comes(come))),
     ] = changes[..]
     else {
         panic!("{changes:?}")
@@ -358,7 +361,7 @@ fn what_was_renamed_and_written_to_is_told_by_two_parts_of_a_plan() {
 #[test]
 fn what_stays_in_a_directory_that_goes_comes_to_the_one_that_takes_its_place() {
     let (from, slots) = tree(&[("a", true), ("a/stays", true), ("a/stays/f", false)]);
-    let mut to = Memory::new();
+    let mut to = MemoryTree::new();
     to.last = from.last + 10;
     let above = to.add(
         &Place {
@@ -371,7 +374,7 @@ fn what_stays_in_a_directory_that_goes_comes_to_the_one_that_takes_its_place() {
     to.names_mut(above)
         .insert(Name::new(b"g"), slots["a/stays"]);
     let mut plan = plan(&from, &to, None).expect("a plan");
-    plan.kept.push(Kept {
+    plan.kept.push(RescuedPath {
         dir: plan
             .dirs
             .iter()
@@ -391,7 +394,7 @@ fn what_stays_in_a_directory_that_goes_comes_to_the_one_that_takes_its_place() {
             name: Name::new(b"kept-0"),
         },
     });
-    let mut becoming = Becoming::new(from, &to, true);
+    let mut becoming = MemorySink::new(from, &to, true);
     apply(&plan, &mut becoming).expect("carried out");
     let shown: Vec<Vec<u8>> = becoming.tree.shown().into_keys().collect();
     assert_eq!(

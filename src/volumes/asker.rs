@@ -8,27 +8,27 @@ use crate::sys;
 
 /// A process, identified for good by pid and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asker {
+pub struct ProcessIdent {
     pid: i32,
     /// Start time in clock ticks since boot (proc_pid_stat(5)).
     started: u64,
 }
 
-impl Asker {
+impl ProcessIdent {
     /// Returns the peer of a connection; `None` if its process has no pid here, as in another pid
     /// namespace.
-    pub fn of(stream: impl AsFd) -> Option<Asker> {
+    pub fn of(stream: impl AsFd) -> Option<ProcessIdent> {
         let (_, _, pid) = sys::peer_cred(stream).ok()?;
-        Some(Asker {
+        Some(ProcessIdent {
             pid,
             started: sys::process_starttime(pid).ok()?,
         })
     }
 
     /// Returns this process.
-    pub(super) fn this() -> Option<Asker> {
+    pub(super) fn this() -> Option<ProcessIdent> {
         let pid = i32::try_from(std::process::id()).ok()?;
-        Some(Asker {
+        Some(ProcessIdent {
             pid,
             started: sys::process_starttime(pid).ok()?,
         })

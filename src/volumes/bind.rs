@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::error::{On, error, hinted, io_error};
-use super::facts::{self, Place};
+use super::error::{ErrorContext, error, hinted, io_error};
+use super::facts::{self, VolumePlace};
 use super::files::make_dir;
 use super::tool::tool;
 use crate::engine::api::{Code, VerbError, VerbResult};
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// State of a mount point.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum There {
+pub enum BindState {
     /// Nothing is mounted.
     Nothing,
     /// The volume is mounted and served.
@@ -58,17 +58,17 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
+pub fn there(place: &VolumePlace, at: &Path) -> VerbResult<BindState> {
     let table = facts::table()?;
     let Some(top) = table.iter().rev().find(|mount| mount.at == at) else {
-        return Ok(There::Nothing);
+        return Ok(BindState::Nothing);
     };
     Ok(match top.serves(&place.backing) {
-        false => There::Other,
-        true if facts::serves(&table, at) => There::Volume {
+        false => BindState::Other,
+        true if facts::serves(&table, at) => BindState::Volume {
             read_only: top.read_only,
         },
-        true => There::Dead,
+        true => BindState::Dead,
     })
 }
 
@@ -76,7 +76,7 @@ pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
+pub fn shown(place: &VolumePlace) -> VerbResult<Vec<PathBuf>> {
     let table = facts::table()?;
     let all = facts::shown(&table, place).into_iter();
     let elsewhere = all.filter(|mount| mount.at != place.point);
@@ -88,14 +88,14 @@ pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
 ///
 /// # Errors
 /// `other-mount`: something else is mounted there, or the volume with other permissions.
-pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> VerbResult<()> {
+pub fn bind(place: &VolumePlace, at: &Path, read_only: bool, options: &[&str]) -> VerbResult<()> {
     match there(place, at)? {
-        There::Nothing => {}
-        There::Dead => sys::unmount(at, true).on(at.display())?,
-        There::Volume {
+        BindState::Nothing => {}
+        BindState::Dead => sys::unmount(at, true).on(at.display())?,
+        BindState::Volume {
             read_only: as_it_is,
         } if as_it_is == read_only => return Ok(()),
-        There::Volume { .. } => {
+        BindState::Volume { .. } => {
             return Err(error(
                 Code::OtherMount,
                 format!(
@@ -104,7 +104,7 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
                 ),
             ));
         }
-        There::Other => {
+        BindState::Other => {
             return Err(error(
                 Code::OtherMount,
                 format!("something else is mounted at {}", at.display()),
@@ -128,7 +128,11 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
         ],
     );
     // If the mount at `from` has ended since, the directory below it was bound.
-    let is_shown = done.is_ok() && matches!(there(place, at)?, There::Volume { .. } | There::Dead);
+    let is_shown = done.is_ok()
+        && matches!(
+            there(place, at)?,
+            BindState::Volume { .. } | BindState::Dead
+        );
     if !is_shown {
         // A partial mount is undone.
         let _ = sys::unmount(at, true);
@@ -138,7 +142,7 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
     Ok(())
 }
 
-fn not_mounted(place: &Place) -> VerbError {
+fn not_mounted(place: &VolumePlace) -> VerbError {
     hinted(
         Code::NotMounted,
         format!("{} is not mounted", place.backing.display()),
@@ -151,13 +155,13 @@ fn not_mounted(place: &Place) -> VerbError {
 ///
 /// # Errors
 /// The volume is in use.
-pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
+pub fn unbind(place: &VolumePlace, at: &Path) -> VerbResult<()> {
     let until = Instant::now() + LOOKED_AT;
     loop {
         let lazy = match there(place, at)? {
-            There::Nothing | There::Other => return Ok(()),
-            There::Volume { .. } => false,
-            There::Dead => true,
+            BindState::Nothing | BindState::Other => return Ok(()),
+            BindState::Volume { .. } => false,
+            BindState::Dead => true,
         };
         match sys::unmount(at, lazy) {
             // Unmounted concurrently.

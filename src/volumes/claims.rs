@@ -14,7 +14,7 @@ use super::facts;
 use super::image;
 use super::name::key;
 use super::pool::Pool;
-use super::record::{Claim, Record, Sent, Snapshot};
+use super::record::{Claim, RemoteDestination, Snapshot, VolumeRecord};
 use super::remotes::store_of;
 use crate::control::Client;
 use crate::engine::api::{
@@ -36,12 +36,12 @@ impl Pool {
         name: &str,
         options: BTreeMap<String, String>,
         claim: Claim,
-        same: impl FnOnce(&Record) -> bool,
-    ) -> VerbResult<Record> {
+        same: impl FnOnce(&VolumeRecord) -> bool,
+    ) -> VerbResult<VolumeRecord> {
         self.make(
-            Record {
+            VolumeRecord {
                 claim: Some(claim),
-                ..Record::new(name, options)
+                ..VolumeRecord::new(name, options)
             },
             same,
         )
@@ -102,7 +102,7 @@ impl Pool {
             let (made, sent) = self.ask(volume, tag, |client| {
                 let made = mark(client, name, tag)?;
                 let sent = remote.map(|remote| {
-                    Ok(Sent {
+                    Ok(RemoteDestination {
                         remote: remote.to_owned(),
                         store: store_of(client, made.id)?,
                         whole: false,

@@ -22,7 +22,7 @@ use super::facts;
 use super::mounts::{Mounts, OWN_ID};
 use super::name::key;
 use super::options::{OnRemove, Options};
-use super::record::{Parent, Record, boot};
+use super::record::{VolumeOrigin, VolumeRecord, boot};
 use crate::control::Client;
 use crate::engine::api::{
     BranchInfo, Code, Delete, DropBranch, FreeBranch, ListBranches, MountBranch, ShowCheckpoint,
@@ -66,7 +66,7 @@ impl Mounts {
     /// `no-such-volume`; a partial branch cannot be removed.
     pub(super) fn clone_as_branch(
         &self,
-        record: &mut Record,
+        record: &mut VolumeRecord,
         options: &Options,
     ) -> VerbResult<bool> {
         let Some((volume, state)) = options.from.as_ref().filter(|_| options.remote.is_none())
@@ -78,7 +78,7 @@ impl Mounts {
             tracing::info!(name = record.name, %volume, why, "it becomes a copy and no branch");
             return Ok(false);
         }
-        record.parent = Some(Parent {
+        record.parent = Some(VolumeOrigin {
             volume: volume.clone(),
             checkpoint: 0,
             branch: Some(branch_name(&record.name)),
@@ -99,7 +99,7 @@ impl Mounts {
 
     fn branch_off(
         &self,
-        record: &mut Record,
+        record: &mut VolumeRecord,
         volume: &str,
         state: Option<&str>,
         options: &Options,
@@ -121,7 +121,7 @@ impl Mounts {
     fn with_source<T>(
         &self,
         volume: &str,
-        work: impl FnOnce(&mut Record) -> VerbResult<T>,
+        work: impl FnOnce(&mut VolumeRecord) -> VerbResult<T>,
     ) -> VerbResult<T> {
         let _locked = self.registry.lock(volume)?;
         let mut source = self.registry.get(volume)?;
@@ -146,7 +146,7 @@ impl Mounts {
     }
 
     /// Makes the source of a clone serve it. Its use is recorded, so the source stays mounted.
-    pub(super) fn serve_clone(&self, record: &Record) -> VerbResult<()> {
+    pub(super) fn serve_clone(&self, record: &VolumeRecord) -> VerbResult<()> {
         let Some((volume, branch)) = record.branch() else {
             return Ok(());
         };
@@ -162,7 +162,7 @@ impl Mounts {
     }
 
     /// Unmounts the source of an unused clone, if it is not in use either.
-    pub(super) fn rest_source(&self, record: &Record) -> VerbResult<()> {
+    pub(super) fn rest_source(&self, record: &VolumeRecord) -> VerbResult<()> {
         let Some((volume, _)) = record.branch() else {
             return Ok(());
         };
@@ -177,7 +177,7 @@ impl Mounts {
     ///
     /// # Errors
     /// The history cannot be read.
-    pub fn clones(&self, record: &Record) -> VerbResult<Vec<String>> {
+    pub fn clones(&self, record: &VolumeRecord) -> VerbResult<Vec<String>> {
         let all = self.registry.history(record)?.branches()?;
         Ok(all.iter().filter_map(|one| self.clone_at(one)).collect())
     }
@@ -188,7 +188,7 @@ impl Mounts {
     }
 
     /// Whether a clone of a volume has recorded uses, directly or through its own clones.
-    pub(super) fn clones_used(&self, record: &Record) -> VerbResult<bool> {
+    pub(super) fn clones_used(&self, record: &VolumeRecord) -> VerbResult<bool> {
         for name in self.clones(record)? {
             let known = self.registry.load(&name).ok().flatten();
             if let Some(clone) = known
@@ -205,7 +205,7 @@ impl Mounts {
     ///
     /// # Errors
     /// `branch-in-use`; `busy`: a daemon is creating it. Failures of the source.
-    pub(super) fn drop_clone(&self, record: &Record) -> VerbResult<()> {
+    pub(super) fn drop_clone(&self, record: &VolumeRecord) -> VerbResult<()> {
         let Some((volume, branch)) = record.branch() else {
             return Ok(());
         };
@@ -238,7 +238,12 @@ impl Mounts {
 
     /// Deletes the base checkpoint of a clone if it was made for the clone, or was a deleted
     /// snapshot, and nothing else needs it.
-    fn release(&self, client: &mut Client, source: &mut Record, clone: &Record) -> VerbResult<()> {
+    fn release(
+        &self,
+        client: &mut Client,
+        source: &mut VolumeRecord,
+        clone: &VolumeRecord,
+    ) -> VerbResult<()> {
         let Some((_, branch)) = clone.branch() else {
             return Ok(());
         };

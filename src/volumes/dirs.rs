@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::On;
-use super::facts::Place;
+use super::error::ErrorContext;
+use super::facts::VolumePlace;
 use super::files::{free_name, make_dir, move_away, remove_file, remove_tree};
 use super::image;
 use super::name;
 use super::options::Options;
-use super::record::Record;
+use super::record::VolumeRecord;
 use crate::engine::api::VerbResult;
 
 /// Directories of a pool with their modes. Users in containers can traverse to the mount points
@@ -59,13 +59,13 @@ impl Dirs {
     }
 
     /// Returns the location of a volume. A branch is mounted on its own tree.
-    pub fn place(&self, record: &Record, options: &Options) -> Place {
+    pub fn place(&self, record: &VolumeRecord, options: &Options) -> VolumePlace {
         let (backing, point) = match &options.source {
             Some(source) => (source.clone(), source.clone()),
             None if record.branch().is_some() => (self.tree(&record.name), self.tree(&record.name)),
             None => (self.tree(&record.name), self.mounts.join(&record.name)),
         };
-        Place {
+        VolumePlace {
             backing,
             point,
             chosen: options.source.is_none(),

@@ -14,7 +14,7 @@ const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
 /// Location of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct VolumePlace {
     /// The backing directory.
     pub backing: PathBuf,
     /// The mount point.
@@ -23,10 +23,10 @@ pub struct Place {
     pub chosen: bool,
 }
 
-impl Place {
+impl VolumePlace {
     /// Returns the place of a branch, which is mounted on its tree.
-    pub fn of_branch(path: &Path) -> Place {
-        Place {
+    pub fn of_branch(path: &Path) -> VolumePlace {
+        VolumePlace {
             backing: path.to_owned(),
             point: path.to_owned(),
             chosen: true,
@@ -36,7 +36,7 @@ impl Place {
 
 /// A mount of a tree other than at our mount point, and a process that sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Elsewhere {
+pub struct ForeignMount {
     /// The process.
     pub pid: u32,
     /// The mount point, as the process sees it.
@@ -59,7 +59,7 @@ pub fn ours<'a>(table: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
 
 /// Returns the topmost mounts of a whole tree: the one at its own mount point first, then the
 /// others, writable ones first, oldest first.
-pub fn shown<'a>(table: &'a [MountPoint], place: &Place) -> Vec<&'a MountPoint> {
+pub fn shown<'a>(table: &'a [MountPoint], place: &VolumePlace) -> Vec<&'a MountPoint> {
     let is_on_top = |mount: &MountPoint| {
         let top = table.iter().rev().find(|other| other.at == mount.at);
         top.is_some_and(|top| top.id == mount.id)
@@ -79,7 +79,7 @@ pub fn shown<'a>(table: &'a [MountPoint], place: &Place) -> Vec<&'a MountPoint> 
 }
 
 /// Returns a mount point at which a tree is served, preferably its own.
-pub fn served(table: &[MountPoint], place: &Place) -> Option<PathBuf> {
+pub fn served(table: &[MountPoint], place: &VolumePlace) -> Option<PathBuf> {
     let all = shown(table, place).into_iter();
     let mut served = all.filter(|mount| serves(table, &mount.at));
     served.next().map(|mount| mount.at.clone())
@@ -88,7 +88,9 @@ pub fn served(table: &[MountPoint], place: &Place) -> Option<PathBuf> {
 /// Returns the mount point of a branch, including a staged volume; its path if it is not mounted.
 pub fn branch_at(path: PathBuf) -> VerbResult<PathBuf> {
     let table = table()?;
-    let found = shown(&table, &Place::of_branch(&path)).into_iter().next();
+    let found = shown(&table, &VolumePlace::of_branch(&path))
+        .into_iter()
+        .next();
     Ok(found.map_or(path, |mount| mount.at.clone()))
 }
 
@@ -113,11 +115,11 @@ pub fn serves(table: &[MountPoint], at: &Path) -> bool {
 
 /// Mounts of a tree other than at our mount point.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ForeignMounts {
     /// In use, mostly by containers.
-    pub used: Vec<Elsewhere>,
+    pub used: Vec<ForeignMount>,
     /// Copies in other mount namespaces: not in use, but they keep the filesystem alive.
-    pub copies: Vec<Elsewhere>,
+    pub copies: Vec<ForeignMount>,
 }
 
 /// Whether a mount at `at` of the process `pid` is only a copy of the one at `point`:
@@ -137,7 +139,7 @@ pub fn is_copy(point: &Path, chosen: bool, pid: u32, at: &Path) -> bool {
 }
 
 /// Returns the mounts of the tree at `place` other than at its own mount point.
-pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
+pub fn elsewhere(place: &VolumePlace) -> VerbResult<ForeignMounts> {
     let table = table()?;
     // In its own user namespace any user can mount a filesystem with an arbitrary name. The device
     // number identifies a filesystem in all namespaces.
@@ -148,7 +150,7 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let all = all.map_err(|cause| error(Code::Io, format!("the tables of mounts: {cause}")))?;
     // A mount has the same id in the tables of all processes; its copies have other ids.
     let ours: Vec<u64> = table.iter().map(|mount| mount.id).collect();
-    let mut seen = Seen::default();
+    let mut seen = ForeignMounts::default();
     for (pid, mount) in all {
         if mount.at == place.point && ours.contains(&mount.id) {
             continue;
@@ -158,14 +160,14 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
         } else {
             &mut seen.used
         };
-        list.push(Elsewhere { pid, at: mount.at });
+        list.push(ForeignMount { pid, at: mount.at });
     }
     Ok(seen)
 }
 
 /// As [`elsewhere`], after a short wait: the mounts of a container go shortly after its end.
 /// Returns a remaining use.
-pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
+pub fn still_elsewhere(place: &VolumePlace) -> VerbResult<Option<ForeignMount>> {
     let started = Instant::now();
     loop {
         let found = elsewhere(place)?.used.into_iter().next();
@@ -180,8 +182,8 @@ pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
 ///
 /// # Errors
 /// `in-use`.
-pub fn refuse_used(name: &str, found: Option<&Elsewhere>) -> VerbResult<()> {
-    let Some(Elsewhere { pid, at }) = found else {
+pub fn refuse_used(name: &str, found: Option<&ForeignMount>) -> VerbResult<()> {
+    let Some(ForeignMount { pid, at }) = found else {
         return Ok(());
     };
     let message = format!(

@@ -5,22 +5,22 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use super::error::On;
-use super::facts::Place;
+use super::error::ErrorContext;
+use super::facts::VolumePlace;
 use super::files::{make_dir, remove_tree, sync_parent};
 use super::image;
 use super::mounts::Mounts;
 use super::options::Options;
-use super::record::{Parent, Record};
+use super::record::{VolumeOrigin, VolumeRecord};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
 impl Mounts {
     /// Creates the tree of a volume.
     pub(super) fn fill(
         &self,
-        record: &mut Record,
+        record: &mut VolumeRecord,
         options: &Options,
-        place: &Place,
+        place: &VolumePlace,
     ) -> VerbResult<()> {
         let dirs = self.registry.dirs();
         if let Some(bytes) = options.size {
@@ -58,7 +58,12 @@ impl Mounts {
             .on(place.backing.display())
     }
 
-    fn fill_tree(&self, dir: &Path, record: &mut Record, options: &Options) -> VerbResult<()> {
+    fn fill_tree(
+        &self,
+        dir: &Path,
+        record: &mut VolumeRecord,
+        options: &Options,
+    ) -> VerbResult<()> {
         if let Some((volume, state)) = &options.from {
             let state = state.as_deref();
             record.parent = Some(match &options.remote {
@@ -79,7 +84,7 @@ impl Mounts {
         volume: &str,
         state: Option<&str>,
         child: &str,
-    ) -> VerbResult<Parent> {
+    ) -> VerbResult<VolumeOrigin> {
         self.during(volume, child, |point| {
             let history = self.registry.history(&self.registry.get(volume)?)?;
             let state = match state {
@@ -87,7 +92,7 @@ impl Mounts {
                 None => history.make(&format!("volume {child} begins here"))?,
             };
             self.verbs.fork(&point, state, dir)?;
-            Ok(Parent {
+            Ok(VolumeOrigin {
                 volume: volume.to_owned(),
                 checkpoint: state.0,
                 branch: None,

@@ -5,10 +5,10 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{On, error, hinted};
-use super::facts::Place;
-use super::record::Record;
-use crate::control::{Client, History, STORE_NAME, Store};
+use super::error::{ErrorContext, error, hinted};
+use super::facts::VolumePlace;
+use super::record::VolumeRecord;
+use crate::control::{Client, STORE_NAME, StoreDir, VerbExecutor};
 use crate::engine::api::{
     BranchInfo, CheckpointInfo, CheckpointOptions, Code, CreateBranch, ListBranches,
     ListCheckpoints, MountBranch, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
@@ -26,11 +26,11 @@ const PINNED_FOR_USE: &str = "in use as a volume";
 #[derive(Clone, Debug)]
 pub struct VolumeHistory {
     name: String,
-    place: Place,
+    place: VolumePlace,
 }
 
 impl VolumeHistory {
-    pub(super) fn new(name: &str, place: Place) -> VolumeHistory {
+    pub(super) fn new(name: &str, place: VolumePlace) -> VolumeHistory {
         VolumeHistory {
             name: name.to_owned(),
             place,
@@ -39,8 +39,8 @@ impl VolumeHistory {
 
     /// Returns the store, if a trustworthy one exists. A source directory named by the user may be
     /// writable by others.
-    fn store(&self) -> Option<Store> {
-        Store::of(&self.place.backing.canonicalize().ok()?).ok()?
+    fn store(&self) -> Option<StoreDir> {
+        StoreDir::of(&self.place.backing.canonicalize().ok()?).ok()?
     }
 
     /// Connects to the daemon that serves the volume, if any.
@@ -60,16 +60,16 @@ impl VolumeHistory {
     }
 
     /// Returns the source of the history; `None` if it does not exist yet, or is in an image.
-    fn teller(&self) -> VerbResult<Option<History>> {
+    fn teller(&self) -> VerbResult<Option<VerbExecutor>> {
         let Some(store) = self.store() else {
             return Ok(None);
         };
         if let Ok(client) = Client::of(&store) {
-            return Ok(Some(History::Daemon(client)));
+            return Ok(Some(VerbExecutor::Daemon(client)));
         }
         let backing = &self.place.backing;
         let root = sys::open_root(backing).on(backing.display())?;
-        Ok(Some(History::Store(Box::new(Offline::open(root)?))))
+        Ok(Some(VerbExecutor::Store(Box::new(Offline::open(root)?))))
     }
 
     /// Returns the checkpoints, newest first.
@@ -192,7 +192,7 @@ impl VolumeHistory {
     /// Pins the checkpoints that uses refer to, against retention rules, and unpins unused ones.
     /// Pins of other users are unchanged and sufficient. A failure is logged, and does not prevent
     /// the start or end of a container; `log` shows a checkpoint that is pinned too long.
-    pub(super) fn pin_used(&self, record: &Record) {
+    pub(super) fn pin_used(&self, record: &VolumeRecord) {
         if let Err(error) = self.try_pin_used(record) {
             tracing::warn!(
                 name = self.name,
@@ -202,7 +202,7 @@ impl VolumeHistory {
         }
     }
 
-    fn try_pin_used(&self, record: &Record) -> VerbResult<()> {
+    fn try_pin_used(&self, record: &VolumeRecord) -> VerbResult<()> {
         let Some(mut client) = self.daemon() else {
             return Ok(());
         };

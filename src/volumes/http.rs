@@ -17,8 +17,8 @@ use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 
-use super::asker::Asker;
-use super::timed::{Connections, Timed, Turn};
+use super::asker::ProcessIdent;
+use super::timed::{ConnectionProgress, Connections, Timed};
 
 /// Maximum size of head and body in bytes, and maximum number of headers.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -64,7 +64,7 @@ pub struct Response {
 }
 
 /// Handler of requests, with the client process if known. It may block.
-pub type Answer = dyn Fn(&Request, Option<Asker>) -> Response + Send + Sync;
+pub type Answer = dyn Fn(&Request, Option<ProcessIdent>) -> Response + Send + Sync;
 
 /// Serves connections until `stop`, and completes the requests received by then.
 pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answer: Arc<Answer>) {
@@ -103,10 +103,10 @@ pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answe
 /// error response, and ends it.
 fn connection(
     stream: UnixStream,
-    turn: Turn,
+    turn: ConnectionProgress,
     answer: Arc<Answer>,
 ) -> impl GracefulConnection<Error = hyper::Error> + Send {
-    let asker = Asker::of(&stream);
+    let asker = ProcessIdent::of(&stream);
     let stream = TokioIo::new(Timed::new(stream, turn.clone(), Some(PART_TIMEOUT)));
     let service = service_fn(move |request| {
         turn.begun();
@@ -127,8 +127,8 @@ type Answered = Result<hyper::Response<Full<Bytes>>, Box<dyn Error + Send + Sync
 
 async fn answered(
     request: hyper::Request<Incoming>,
-    asker: Option<Asker>,
-    turn: Turn,
+    asker: Option<ProcessIdent>,
+    turn: ConnectionProgress,
     answer: Arc<Answer>,
 ) -> Answered {
     let (head, body) = request.into_parts();
@@ -266,7 +266,7 @@ mod tests {
             let ((mut ours, theirs), tell, big) =
                 (connect().unwrap(), ended.0.clone(), big.clone());
             std::thread::spawn(move || {
-                let answer = move |request: &Request, _: Option<Asker>| {
+                let answer = move |request: &Request, _: Option<ProcessIdent>| {
                     if request.path == "/slow" {
                         std::thread::sleep(PART_TIMEOUT * 3);
                     }

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::On;
+use super::error::ErrorContext;
 use super::facts;
 use super::files::sync_parent;
 use super::tool::tool;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::http::{Request, Response};
 use super::pool::Pool;
-use super::record::Record;
+use super::record::VolumeRecord;
 use super::registry::Registry;
 use crate::engine::api::{GetStats, GetStatus, VerbResult};
 use crate::engine::metrics::{Families, Tree, label, text};
@@ -80,7 +80,7 @@ impl Collector {
     }
 
     /// Returns the metrics of the daemons that answer in time.
-    fn asked(&self, registry: &Registry, volumes: Vec<Record>) -> BTreeMap<String, Tree> {
+    fn asked(&self, registry: &Registry, volumes: Vec<VolumeRecord>) -> BTreeMap<String, Tree> {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let wanted = volumes.len().min(ASKERS_MAX);
         let volumes = Arc::new(Mutex::new(volumes));
@@ -106,7 +106,7 @@ impl Collector {
     fn start(
         &self,
         registry: Registry,
-        volumes: Arc<Mutex<Vec<Record>>>,
+        volumes: Arc<Mutex<Vec<VolumeRecord>>>,
         tell: Sender<(String, Tree)>,
     ) {
         let more = |askers| (askers < ASKERS_MAX).then_some(askers + 1);
@@ -114,7 +114,7 @@ impl Collector {
         if askers.fetch_update(order, order, more).is_err() {
             return;
         }
-        let asker = Asker(askers);
+        let asker = QueryThread(askers);
         let ask = move || {
             let _asker = asker;
             let next = || {
@@ -138,15 +138,15 @@ impl Collector {
 }
 
 /// Counts a query thread while it lives.
-struct Asker(Arc<AtomicUsize>);
+struct QueryThread(Arc<AtomicUsize>);
 
-impl Drop for Asker {
+impl Drop for QueryThread {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn tree(registry: &Registry, record: &Record) -> Option<Tree> {
+fn tree(registry: &Registry, record: &VolumeRecord) -> Option<Tree> {
     let mut daemon = registry.history(record).ok()?.daemon()?;
     let (status, stats) = (daemon.ask(GetStatus).ok()?, daemon.ask(GetStats).ok()?);
     Some(Tree {

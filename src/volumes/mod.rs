@@ -13,7 +13,7 @@
 //! ```
 //!
 //! **Verbs are not reimplemented.** Mount, unmount and fork call the functions of these verbs,
-//! which the command line provides ([`Verbs`]). A volume is therefore served like any directory, by
+//! which the command line provides ([`VerbRunner`]). A volume is therefore served like any directory, by
 //! a holder and a daemon that are independent of the driver and outlive it (docs/adr/0009).
 //!
 //! **Facts and records.** The mounts requested by an engine are recorded as a set. Whether a volume
@@ -55,7 +55,7 @@ mod trash;
 mod verbs;
 
 pub use claims::SNAPSHOT_TAG;
-pub use facts::Place;
+pub use facts::VolumePlace;
 pub use pool::Pool;
-pub use record::{Claim, Parent, Record, Sent, Snapshot};
-pub use verbs::{Pushed, Verbs};
+pub use record::{Claim, RemoteDestination, Snapshot, VolumeOrigin, VolumeRecord};
+pub use verbs::{RemoteCheckpoint, VerbRunner};

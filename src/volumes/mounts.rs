@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::asker::Asker;
+use super::asker::ProcessIdent;
 use super::error::{error, hinted};
-use super::facts::{self, Elsewhere, Place};
+use super::facts::{self, ForeignMount, VolumePlace};
 use super::files::make_dir;
 use super::image;
-use super::name::Named;
+use super::name::VolumeRef;
 use super::options::Options;
-use super::record::{MountId, Record, boot};
+use super::record::{VolumeRecord, VolumeUse, boot};
 use super::registry::Registry;
-use super::verbs::Verbs;
+use super::verbs::VerbRunner;
 use crate::engine::api::{Code, DropBranch, Unmount, VerbError, VerbResult};
 
 /// Maximum time for a daemon to close its store.
@@ -31,12 +31,12 @@ pub(super) const OWN_ID: &str = "verb-";
 #[derive(Clone, Debug)]
 pub struct Mounts {
     pub(super) registry: Registry,
-    pub(super) verbs: Arc<dyn Verbs>,
+    pub(super) verbs: Arc<dyn VerbRunner>,
 }
 
 /// Actual mounts of a volume.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shown {
+pub(super) struct ActualMounts {
     /// At our mount point.
     pub here: bool,
     /// Elsewhere, mostly in containers.
@@ -46,7 +46,7 @@ pub(super) struct Shown {
 }
 
 impl Mounts {
-    pub(super) fn new(registry: Registry, verbs: Arc<dyn Verbs>) -> Mounts {
+    pub(super) fn new(registry: Registry, verbs: Arc<dyn VerbRunner>) -> Mounts {
         Mounts { registry, verbs }
     }
 
@@ -56,7 +56,12 @@ impl Mounts {
     ///
     /// # Errors
     /// `no-such-volume`, `unknown-checkpoint`; failures of the mount.
-    pub fn mount(&self, named: &Named, id: &str, by: Option<Asker>) -> VerbResult<PathBuf> {
+    pub fn mount(
+        &self,
+        named: &VolumeRef,
+        id: &str,
+        by: Option<ProcessIdent>,
+    ) -> VerbResult<PathBuf> {
         // No lock file is created for a volume that does not exist.
         self.registry.get(&named.volume)?;
         let _locked = self.registry.lock(&named.volume)?;
@@ -90,7 +95,7 @@ impl Mounts {
     ///
     /// # Errors
     /// The pool cannot be written.
-    pub fn unmount(&self, named: &Named, id: &str) -> VerbResult<()> {
+    pub fn unmount(&self, named: &VolumeRef, id: &str) -> VerbResult<()> {
         if self.registry.load(&named.volume)?.is_none() {
             return Ok(());
         }
@@ -124,7 +129,7 @@ impl Mounts {
         what: &str,
         work: impl FnOnce(PathBuf) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.during_of(&Named::whole(volume), what, work)
+        self.during_of(&VolumeRef::whole(volume), what, work)
     }
 
     /// As [`Mounts::during`], for a past state or a branch; a missing branch is created.
@@ -133,12 +138,12 @@ impl Mounts {
     /// As [`Mounts::during`].
     pub(super) fn during_of<T, E: From<VerbError>>(
         &self,
-        named: &Named,
+        named: &VolumeRef,
         what: &str,
         work: impl FnOnce(PathBuf) -> Result<T, E>,
     ) -> Result<T, E> {
         let id = format!("{OWN_ID}{}-{what}", std::process::id());
-        let done = work(self.mount(named, &id, Asker::this())?);
+        let done = work(self.mount(named, &id, ProcessIdent::this())?);
         self.unmount(named, &id)?;
         done
     }
@@ -147,7 +152,7 @@ impl Mounts {
     ///
     /// # Errors
     /// `bad-option`: the volume is ephemeral. Failures to create a branch.
-    pub fn make_branch(&self, named: &Named) -> VerbResult<()> {
+    pub fn make_branch(&self, named: &VolumeRef) -> VerbResult<()> {
         self.during_of(named, "branch", |_| Ok(()))
     }
 
@@ -184,7 +189,11 @@ impl Mounts {
     }
 
     /// Returns a use of a volume, or of a branch of it, other than at our mount point.
-    fn used_elsewhere(&self, record: &Record, place: &Place) -> VerbResult<Option<Elsewhere>> {
+    fn used_elsewhere(
+        &self,
+        record: &VolumeRecord,
+        place: &VolumePlace,
+    ) -> VerbResult<Option<ForeignMount>> {
         if let Some(found) = facts::elsewhere(place)?.used.into_iter().next() {
             return Ok(Some(found));
         }
@@ -193,7 +202,7 @@ impl Mounts {
             let found = if let Some(clone) = clone.transpose()?.flatten() {
                 self.used_elsewhere(&clone, &self.registry.place(&clone)?)?
             } else {
-                facts::elsewhere(&Place::of_branch(&branch.path))?
+                facts::elsewhere(&VolumePlace::of_branch(&branch.path))?
                     .used
                     .into_iter()
                     .next()
@@ -206,7 +215,7 @@ impl Mounts {
     }
 
     /// Returns the mount point of a mounted volume.
-    fn point(&self, record: &Record) -> VerbResult<PathBuf> {
+    fn point(&self, record: &VolumeRecord) -> VerbResult<PathBuf> {
         let place = self.registry.place(record)?;
         Ok(facts::served(&facts::table()?, &place).unwrap_or(place.point))
     }
@@ -214,7 +223,7 @@ impl Mounts {
     /// Returns the path of a past state of a mounted volume. It is pinned while in use.
     fn show_past(
         &self,
-        record: &mut Record,
+        record: &mut VolumeRecord,
         point: &Path,
         id: &str,
         state: &str,
@@ -232,7 +241,7 @@ impl Mounts {
     }
 
     /// Returns the mount point of a branch of a mounted volume.
-    fn show_branch(&self, record: &Record, branch: &str) -> VerbResult<PathBuf> {
+    fn show_branch(&self, record: &VolumeRecord, branch: &str) -> VerbResult<PathBuf> {
         if record.parsed()?.ephemeral {
             return Err(error(
                 Code::BadOption,
@@ -246,7 +255,12 @@ impl Mounts {
     }
 
     /// Mounts a volume unless it is mounted.
-    pub(super) fn serve(&self, record: &mut Record, first: bool, asked: bool) -> VerbResult<()> {
+    pub(super) fn serve(
+        &self,
+        record: &mut VolumeRecord,
+        first: bool,
+        asked: bool,
+    ) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if record.branch().is_some() {
@@ -281,7 +295,7 @@ impl Mounts {
 
     /// Starts the daemon of a volume. A daemon of a killed driver may still be starting; its mount
     /// is accepted.
-    fn start(&self, place: &Place, options: &Options) -> VerbResult<()> {
+    fn start(&self, place: &VolumePlace, options: &Options) -> VerbResult<()> {
         let started = Instant::now();
         loop {
             match self.verbs.mount(place, options) {
@@ -301,7 +315,7 @@ impl Mounts {
 
     /// Unmounts a volume without recorded uses. If it is still in use, it stays mounted until the
     /// use ends.
-    pub(super) fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
+    pub(super) fn rest(&self, record: &mut VolumeRecord, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if is_ours_at(record, &options, &place)? {
@@ -338,9 +352,9 @@ impl Mounts {
     /// Cleans up after an unmount.
     pub(super) fn rested(
         &self,
-        record: &mut Record,
+        record: &mut VolumeRecord,
         options: &Options,
-        place: &Place,
+        place: &VolumePlace,
     ) -> VerbResult<()> {
         if options.size.is_some()
             && let Err(error) = image::unmount(&place.backing)
@@ -367,7 +381,7 @@ impl Mounts {
 
     /// Unmounts a volume and waits for its daemon. Copies of the mount in other namespaces, which
     /// can appear at any time, may keep the filesystem alive; the daemon ends nevertheless.
-    fn stop(&self, record: &Record, place: &Place) -> VerbResult<()> {
+    fn stop(&self, record: &VolumeRecord, place: &VolumePlace) -> VerbResult<()> {
         if let Some(mut client) = self.registry.history(record)?.daemon() {
             match client.ask(Unmount {
                 lazy: false,
@@ -395,7 +409,12 @@ impl Mounts {
     /// # Errors
     /// `in-use`: it is mounted in a container, even without a record, or a process has a file of it
     /// open.
-    pub(super) fn end(&self, record: &Record, options: &Options, place: &Place) -> VerbResult<()> {
+    pub(super) fn end(
+        &self,
+        record: &VolumeRecord,
+        options: &Options,
+        place: &VolumePlace,
+    ) -> VerbResult<()> {
         if !is_ours(record, options) {
             return Ok(());
         }
@@ -416,7 +435,7 @@ impl Mounts {
     pub(super) fn drop_uses(
         &self,
         name: &str,
-        stays: impl Fn(&MountId, Shown) -> bool,
+        stays: impl Fn(&VolumeUse, ActualMounts) -> bool,
     ) -> VerbResult<bool> {
         let Some(_locked) = self.registry.try_lock(name)? else {
             return Ok(false);
@@ -430,7 +449,7 @@ impl Mounts {
         if record.mounts.is_empty() && !record.mounted && !here {
             return Ok(true);
         }
-        let shown = Shown {
+        let shown = ActualMounts {
             here,
             elsewhere: self.used_elsewhere(&record, &place)?.is_some(),
             ephemeral: options.ephemeral,
@@ -461,8 +480,8 @@ impl Mounts {
     ///
     /// # Errors
     /// `in-use`: a process still has a file of the old copy open.
-    fn end_orphans(&self, record: &mut Record) -> VerbResult<()> {
-        let orphans = !record.mounts.is_empty() && record.mounts.iter().all(MountId::is_orphan);
+    fn end_orphans(&self, record: &mut VolumeRecord) -> VerbResult<()> {
+        let orphans = !record.mounts.is_empty() && record.mounts.iter().all(VolumeUse::is_orphan);
         if !record.parsed()?.ephemeral
             || !orphans
             || facts::still_elsewhere(&self.registry.place(record)?)?.is_some()
@@ -499,7 +518,7 @@ pub(super) fn is_own(id: &str) -> bool {
 
 /// Returns the id of a use. A use of a past state or branch differs from a use of the volume,
 /// although an engine may give both the same id.
-fn use_id(named: &Named, id: &str) -> String {
+fn use_id(named: &VolumeRef, id: &str) -> String {
     match (&named.checkpoint, &named.branch) {
         (Some(state), _) => format!("{id}@{state}"),
         (None, Some(branch)) => format!("{id}@{}", branch_part(branch)),
@@ -513,11 +532,11 @@ fn branch_part(branch: &str) -> String {
 }
 
 /// Whether a mount of the volume was made by us: always in the pool, otherwise if recorded.
-fn is_ours(record: &Record, options: &Options) -> bool {
+fn is_ours(record: &VolumeRecord, options: &Options) -> bool {
     record.mounted || options.source.is_none()
 }
 
 /// Whether the volume is mounted, by us.
-fn is_ours_at(record: &Record, options: &Options, place: &Place) -> VerbResult<bool> {
+fn is_ours_at(record: &VolumeRecord, options: &Options, place: &VolumePlace) -> VerbResult<bool> {
     Ok(is_ours(record, options) && !facts::shown(&facts::table()?, place).is_empty())
 }

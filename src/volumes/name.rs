@@ -13,7 +13,7 @@ const BRANCH: &str = "branch/";
 
 /// Name of a volume, of a past state of it, or of a branch of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct VolumeRef {
     /// The volume.
     pub volume: String,
     /// The checkpoint in `volume@checkpoint`: the state, read-only.
@@ -22,12 +22,12 @@ pub struct Named {
     pub branch: Option<String>,
 }
 
-impl Named {
+impl VolumeRef {
     /// Names a volume itself.
-    pub fn whole(volume: &str) -> Named {
-        Named {
+    pub fn whole(volume: &str) -> VolumeRef {
+        VolumeRef {
             volume: volume.to_owned(),
-            ..Named::default()
+            ..VolumeRef::default()
         }
     }
 }
@@ -36,25 +36,25 @@ impl Named {
 ///
 /// # Errors
 /// `bad-name`.
-pub fn parse(text: &str) -> VerbResult<Named> {
+pub fn parse(text: &str) -> VerbResult<VolumeRef> {
     let (volume, rest) = match text.split_once('@') {
         Some((volume, rest)) => (volume, Some(rest)),
         None => (text, None),
     };
     check(volume)?;
-    let whole = Named::whole(volume);
+    let whole = VolumeRef::whole(volume);
     match rest.map(|rest| (rest, rest.strip_prefix(BRANCH))) {
         None => Ok(whole),
         Some((_, Some(branch))) => {
             check_name(branch)?;
-            Ok(Named {
+            Ok(VolumeRef {
                 branch: Some(branch.to_owned()),
                 ..whole
             })
         }
         Some((checkpoint, None)) => {
             check_checkpoint(checkpoint)?;
-            Ok(Named {
+            Ok(VolumeRef {
                 checkpoint: Some(checkpoint.to_owned()),
                 ..whole
             })
@@ -182,17 +182,17 @@ mod tests {
     fn a_past_state_is_behind_the_first_at_sign() {
         assert_eq!(
             parse("v@a@b").unwrap(),
-            Named {
+            VolumeRef {
                 checkpoint: Some("a@b".into()),
-                ..Named::whole("v")
+                ..VolumeRef::whole("v")
             }
         );
-        assert_eq!(parse("v").unwrap(), Named::whole("v"));
+        assert_eq!(parse("v").unwrap(), VolumeRef::whole("v"));
         assert_eq!(
             parse("v@branch/try-1").unwrap(),
-            Named {
+            VolumeRef {
                 branch: Some("try-1".into()),
-                ..Named::whole("v")
+                ..VolumeRef::whole("v")
             }
         );
     }

@@ -11,10 +11,10 @@ use super::files::{remove_file, remove_tree};
 use super::mounts::Mounts;
 use super::name;
 use super::options::{OnRemove, Options};
-use super::record::Record;
+use super::record::VolumeRecord;
 use super::registry::{Registry, no_such};
 use super::trash::Trash;
-use super::verbs::Verbs;
+use super::verbs::VerbRunner;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 
@@ -32,7 +32,11 @@ impl Pool {
     ///
     /// # Errors
     /// Failures to create directories.
-    pub fn open(root: &Path, mounts: Option<&Path>, verbs: Arc<dyn Verbs>) -> VerbResult<Pool> {
+    pub fn open(
+        root: &Path,
+        mounts: Option<&Path>,
+        verbs: Arc<dyn VerbRunner>,
+    ) -> VerbResult<Pool> {
         let registry = Registry::new(Dirs::open(root, mounts)?);
         Ok(Pool {
             mounts: Mounts::new(registry.clone(), verbs),
@@ -66,8 +70,8 @@ impl Pool {
     /// # Errors
     /// `bad-name`, `unknown-option`, `bad-option`, `volume-exists`; failures to create the tree.
     /// Nothing remains then.
-    pub fn create(&self, name: &str, given: &BTreeMap<String, String>) -> VerbResult<Record> {
-        self.make(Record::new(name, given.clone()), |there| {
+    pub fn create(&self, name: &str, given: &BTreeMap<String, String>) -> VerbResult<VolumeRecord> {
+        self.make(VolumeRecord::new(name, given.clone()), |there| {
             there.options == *given
         })
     }
@@ -75,9 +79,9 @@ impl Pool {
     /// Creates a volume; returns an existing one if `same` accepts it.
     pub(super) fn make(
         &self,
-        mut record: Record,
-        same: impl FnOnce(&Record) -> bool,
-    ) -> VerbResult<Record> {
+        mut record: VolumeRecord,
+        same: impl FnOnce(&VolumeRecord) -> bool,
+    ) -> VerbResult<VolumeRecord> {
         let name = &record.name.clone();
         name::check(name)?;
         let options = record.parsed()?;
@@ -115,7 +119,7 @@ impl Pool {
         made.map(|()| record)
     }
 
-    fn make_tree(&self, record: &mut Record, options: &Options) -> VerbResult<()> {
+    fn make_tree(&self, record: &mut VolumeRecord, options: &Options) -> VerbResult<()> {
         if let Some(source) = &options.source {
             return match fs::metadata(source) {
                 Ok(found) if found.is_dir() => Ok(()),
@@ -164,7 +168,7 @@ impl Pool {
     pub(super) fn remove_if(
         &self,
         name: &str,
-        wanted: impl FnOnce(&Record) -> bool,
+        wanted: impl FnOnce(&VolumeRecord) -> bool,
     ) -> VerbResult<Option<PathBuf>> {
         name::check(name)?;
         self.registry.load(name)?.ok_or_else(|| no_such(name))?;
@@ -209,7 +213,7 @@ impl Pool {
     }
 
     /// Rejects the removal of a volume with branches, which may contain work.
-    pub(super) fn refuse_branches(&self, record: &Record) -> VerbResult<()> {
+    pub(super) fn refuse_branches(&self, record: &VolumeRecord) -> VerbResult<()> {
         let mut all = self.registry.history(record)?.branches()?;
         all.retain(|branch| self.mounts.clone_at(branch).is_none());
         let names: Vec<String> = all.into_iter().map(|branch| branch.name).collect();
@@ -220,7 +224,7 @@ impl Pool {
     }
 
     /// Rejects the removal of a volume with clones.
-    fn refuse_clones(&self, record: &Record) -> VerbResult<()> {
+    fn refuse_clones(&self, record: &VolumeRecord) -> VerbResult<()> {
         let names = self.mounts.clones(record)?;
         refuse_needed(
             &record.name,
@@ -258,7 +262,7 @@ impl Pool {
     ///
     /// # Errors
     /// The record has invalid options.
-    pub fn keeps(&self, record: &Record) -> VerbResult<bool> {
+    pub fn keeps(&self, record: &VolumeRecord) -> VerbResult<bool> {
         let options = record.parsed()?;
         Ok(options.source.is_none()
             && !record.making
@@ -268,7 +272,7 @@ impl Pool {
     }
 
     /// Moves the tree away: to the trash, or for deletion.
-    fn put_away(&self, record: &Record, options: &Options) -> VerbResult<Option<PathBuf>> {
+    fn put_away(&self, record: &VolumeRecord, options: &Options) -> VerbResult<Option<PathBuf>> {
         if options.source.is_some() {
             return Ok(None);
         }

@@ -12,13 +12,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::asker::Asker;
+use super::asker::ProcessIdent;
 use super::error::{error, hinted};
 use super::facts;
 use super::http::{self, Request, Response};
-use super::name::{self, Named};
+use super::name::{self, VolumeRef};
 use super::pool::Pool;
-use super::record::Record;
+use super::record::VolumeRecord;
 use super::registry::Registry;
 use super::sizes::{self, Sizes};
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
@@ -36,7 +36,7 @@ const CHECKPOINTS_TOLD_MAX: usize = 100;
 /// Parameters of all requests; each request has some of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-struct Asked {
+struct PluginRequest {
     name: String,
     #[serde(rename = "ID")]
     id: String,
@@ -45,7 +45,7 @@ struct Asked {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct CheckpointStatus {
     name: u64,
     time: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -57,7 +57,7 @@ struct Told {
 }
 
 /// Answers a request. `asker` is the client process, if known.
-pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response {
+pub fn answer(pool: &Pool, request: &Request, asker: Option<ProcessIdent>) -> Response {
     if request.method != "POST" {
         return response(
             405,
@@ -65,7 +65,7 @@ pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response 
         );
     }
     let asked = match request.body.trim_ascii() {
-        [] => Ok(Asked::default()),
+        [] => Ok(PluginRequest::default()),
         body => serde_json::from_slice(body).map_err(|cause| {
             error(
                 Code::BadRequest,
@@ -109,7 +109,12 @@ fn said(error: &VerbError) -> String {
     }
 }
 
-fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResult<Option<Value>> {
+fn call(
+    pool: &Pool,
+    path: &str,
+    asked: PluginRequest,
+    asker: Option<ProcessIdent>,
+) -> VerbResult<Option<Value>> {
     let done = || json!({"Err": ""});
     let value = match path {
         "/Plugin.Activate" => json!({"Implements": ["VolumeDriver"]}),
@@ -178,7 +183,7 @@ fn within<T: Send + 'static>(
     receiver.recv_timeout(limit).ok()
 }
 
-fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
+fn create(pool: &Pool, asked: &PluginRequest) -> VerbResult<()> {
     let named = name::parse(&asked.name)?;
     let options = asked.opts.clone().unwrap_or_default();
     let what = match (&named.checkpoint, &named.branch) {
@@ -212,7 +217,7 @@ fn create_whole(pool: &Pool, volume: &str, options: BTreeMap<String, String>) ->
 }
 
 /// Resolves a name. A named checkpoint must exist; a branch need not, because Mount creates it.
-fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
+fn found(registry: &Registry, text: &str) -> VerbResult<(VolumeRecord, VolumeRef)> {
     let named = name::parse(text)?;
     let record = registry.get(&named.volume)?;
     if let Some(state) = &named.checkpoint {
@@ -222,7 +227,7 @@ fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
 }
 
 /// Returns the path for users of a volume; empty if it is not mounted.
-fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<String> {
+fn seen_at(registry: &Registry, record: &VolumeRecord, named: &VolumeRef) -> VerbResult<String> {
     let Some(point) = registry.mountpoint(record)? else {
         return Ok(String::new());
     };
@@ -244,7 +249,7 @@ fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<St
     Ok(seen.to_string_lossy().into_owned())
 }
 
-fn listed(registry: &Registry, record: &Record) -> VerbResult<Value> {
+fn listed(registry: &Registry, record: &VolumeRecord) -> VerbResult<Value> {
     let mountpoint = registry
         .mountpoint(record)?
         .map(|point| point.to_string_lossy().into_owned())
@@ -277,7 +282,7 @@ pub fn inspect(registry: &Registry, text: &str) -> VerbResult<Value> {
 }
 
 /// Returns the status of a volume, which engines show in `volume inspect`.
-pub fn status(registry: &Registry, record: &Record) -> Value {
+pub fn status(registry: &Registry, record: &VolumeRecord) -> Value {
     let history = registry.history(record);
     let checkpoints = within(STATUS_TIMEOUT, move || history?.checkpoints());
     let mut status = json!({"mounts": record.mounts.len(), "options": record.options});
@@ -324,10 +329,10 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
     status
 }
 
-fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
+fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> CheckpointStatus {
     let (tags, note) = (checkpoint.tags.clone(), checkpoint.note.clone());
     let bytes = sizes.checkpoints.get(&checkpoint.id.0).copied();
-    Told {
+    CheckpointStatus {
         name: checkpoint.id.0,
         time: checkpoint.created.clone(),
         tags,

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::asker::Asker;
-use super::error::{On, error, io_error};
+use super::asker::ProcessIdent;
+use super::error::{ErrorContext, error, io_error};
 use super::files::write_whole;
 use super::options::Options;
 use crate::engine::api::{Code, VerbResult};
@@ -19,7 +19,7 @@ const RECORD_BYTES_MAX: u64 = 4 << 20;
 
 /// Origin of a volume's tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parent {
+pub struct VolumeOrigin {
     /// The source volume.
     pub volume: String,
     /// Id of its checkpoint.
@@ -32,7 +32,7 @@ pub struct Parent {
     pub remote: Option<String>,
 }
 
-impl Parent {
+impl VolumeOrigin {
     /// Formats it as `VOLUME@CHECKPOINT`, or `REMOTE:VOLUME@CHECKPOINT`.
     pub fn told(&self) -> String {
         let remote = self.remote.iter().map(|remote| format!("{remote}:"));
@@ -43,7 +43,7 @@ impl Parent {
 
 /// A recorded use of a volume by an engine or a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MountId {
+pub struct VolumeUse {
     /// Id given by the engine.
     pub id: String,
     /// Start, in seconds since 1970.
@@ -52,7 +52,7 @@ pub struct MountId {
     pub boot: String,
     /// The requesting process, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by: Option<Asker>,
+    pub by: Option<ProcessIdent>,
     /// Id of the checkpoint in use, for a past state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
@@ -91,12 +91,12 @@ pub struct Snapshot {
     pub deleted: bool,
     /// Where it is to be sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sent: Option<Sent>,
+    pub sent: Option<RemoteDestination>,
 }
 
 /// Destination of a checkpoint at a remote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
+pub struct RemoteDestination {
     /// Name of the remote.
     pub remote: String,
     /// Id of the volume's store, which identifies the volume there.
@@ -107,7 +107,7 @@ pub struct Sent {
 
 /// The record of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct VolumeRecord {
     /// Format version of the file.
     pub version: u32,
     /// Its name.
@@ -118,10 +118,10 @@ pub struct Record {
     pub options: BTreeMap<String, String>,
     /// Origin of its tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Parent>,
+    pub parent: Option<VolumeOrigin>,
     /// Uses that have not ended.
     #[serde(default)]
-    pub mounts: Vec<MountId>,
+    pub mounts: Vec<VolumeUse>,
     /// It was mounted by us, and must be unmounted by us.
     #[serde(default)]
     pub mounted: bool,
@@ -146,7 +146,7 @@ pub struct Record {
     pub making: bool,
 }
 
-impl MountId {
+impl VolumeUse {
     /// Whether the requesting process has ended. A killed engine does not end its uses. Podman
     /// exits while its container runs, so this alone does not prove that the use has ended.
     pub(super) fn is_orphan(&self) -> bool {
@@ -154,12 +154,12 @@ impl MountId {
     }
 }
 
-impl Record {
+impl VolumeRecord {
     /// Creates the record of a new volume.
-    pub fn new(name: &str, options: BTreeMap<String, String>) -> Record {
+    pub fn new(name: &str, options: BTreeMap<String, String>) -> VolumeRecord {
         let (created, mounts) = (now_text(), Vec::new());
         let name = name.to_owned();
-        Record {
+        VolumeRecord {
             version: VERSION,
             name,
             created,
@@ -189,8 +189,8 @@ impl Record {
 
     /// Returns the snapshot of a checkpoint with this destination, unless deleted by the
     /// orchestrator.
-    pub fn sent(&self, checkpoint: u64, to: &Sent) -> Option<&Snapshot> {
-        let same = |known: &Sent| known.remote == to.remote && known.store == to.store;
+    pub fn sent(&self, checkpoint: u64, to: &RemoteDestination) -> Option<&Snapshot> {
+        let same = |known: &RemoteDestination| known.remote == to.remote && known.store == to.store;
         self.snapshots_told()
             .find(|one| one.checkpoint == checkpoint && one.sent.as_ref().is_some_and(same))
     }
@@ -220,12 +220,12 @@ impl Record {
 
     /// Adds a use; returns whether it is new. The same use may be requested again, because an
     /// engine that crashed does not end it.
-    pub fn add(&mut self, id: &str, boot: &str, by: Option<Asker>) -> bool {
+    pub fn add(&mut self, id: &str, boot: &str, by: Option<ProcessIdent>) -> bool {
         if let Some(known) = self.mounts.iter_mut().find(|mount| mount.id == id) {
             known.by = by;
             return false;
         }
-        self.mounts.push(MountId {
+        self.mounts.push(VolumeUse {
             id: id.to_owned(),
             since: now_seconds(),
             boot: boot.to_owned(),
@@ -246,7 +246,7 @@ impl Record {
     ///
     /// # Errors
     /// It cannot be read, or is not a valid record.
-    pub fn load(path: &Path) -> VerbResult<Option<Record>> {
+    pub fn load(path: &Path) -> VerbResult<Option<VolumeRecord>> {
         let size = match fs::symlink_metadata(path) {
             Ok(found) => found.len(),
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -261,7 +261,7 @@ impl Record {
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(io_error(path.display(), cause)),
         };
-        let record: Record =
+        let record: VolumeRecord =
             serde_json::from_slice(&text).map_err(|cause| damaged(cause.to_string()))?;
         match record.version {
             VERSION => Ok(Some(record)),
@@ -295,7 +295,7 @@ pub fn now_text() -> String {
 }
 
 /// Returns the age of a use in seconds; 0 if the clock was set back.
-pub fn age(mount: &MountId) -> u64 {
+pub fn age(mount: &VolumeUse) -> u64 {
     u64::try_from(now_seconds() - mount.since).unwrap_or(0)
 }
 
@@ -313,12 +313,12 @@ mod tests {
     fn a_record_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("v.json");
-        assert_eq!(Record::load(&path).unwrap(), None);
-        let mut record = Record::new(
+        assert_eq!(VolumeRecord::load(&path).unwrap(), None);
+        let mut record = VolumeRecord::new(
             "v",
             BTreeMap::from([("readonly".to_owned(), String::new())]),
         );
-        record.parent = Some(Parent {
+        record.parent = Some(VolumeOrigin {
             volume: "w".into(),
             checkpoint: 3,
             branch: Some("volume.v".into()),
@@ -330,10 +330,10 @@ mod tests {
                 && record.add("b", "boot", None)
         );
         record.save(&path).unwrap();
-        assert_eq!(Record::load(&path).unwrap(), Some(record.clone()));
+        assert_eq!(VolumeRecord::load(&path).unwrap(), Some(record.clone()));
         assert!(record.take("a") && !record.take("a"));
         record.save(&path).unwrap();
-        assert_eq!(Record::load(&path).unwrap().unwrap().mounts.len(), 1);
+        assert_eq!(VolumeRecord::load(&path).unwrap().unwrap().mounts.len(), 1);
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
             1,
@@ -349,16 +349,16 @@ mod tests {
         for text in ["", "{", "[]", "{\"version\":1}"] {
             fs::write(&path, text).unwrap();
             assert_eq!(
-                Record::load(&path).unwrap_err().code,
+                VolumeRecord::load(&path).unwrap_err().code,
                 Code::BadVolume,
                 "{text}"
             );
         }
-        let mut record = Record::new("v", BTreeMap::new());
+        let mut record = VolumeRecord::new("v", BTreeMap::new());
         record.version = 2;
         record.save(&path).unwrap();
         assert!(
-            Record::load(&path)
+            VolumeRecord::load(&path)
                 .unwrap_err()
                 .message
                 .contains("version 2")

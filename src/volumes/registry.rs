@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::dirs::Dirs;
-use super::error::{On, hinted};
-use super::facts::{self, Place};
+use super::error::{ErrorContext, hinted};
+use super::facts::{self, VolumePlace};
 use super::files::{remove_file, sync_parent};
 use super::history::VolumeHistory;
 use super::name;
-use super::record::Record;
+use super::record::VolumeRecord;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys;
 
@@ -26,12 +26,12 @@ pub struct Registry {
 }
 
 /// The lock of a volume, held exclusively.
-pub(super) struct Locked {
+pub(super) struct VolumeLock {
     file: File,
     path: PathBuf,
 }
 
-impl Locked {
+impl VolumeLock {
     /// Returns the lock file, which the holder may write to.
     pub(super) fn file(&self) -> &File {
         &self.file
@@ -63,27 +63,27 @@ impl Registry {
     ///
     /// # Errors
     /// `no-such-volume`.
-    pub fn get(&self, name: &str) -> VerbResult<Record> {
+    pub fn get(&self, name: &str) -> VerbResult<VolumeRecord> {
         name::check(name)?;
         self.known(name)?.ok_or_else(|| no_such(name))
     }
 
     /// Returns a volume by name, unless it is being removed.
-    pub(super) fn known(&self, name: &str) -> VerbResult<Option<Record>> {
+    pub(super) fn known(&self, name: &str) -> VerbResult<Option<VolumeRecord>> {
         Ok(self.load(name)?.filter(|record| !record.removing))
     }
 
     /// Returns the record of a volume.
-    pub(super) fn load(&self, name: &str) -> VerbResult<Option<Record>> {
-        Record::load(&self.dirs.meta(name))
+    pub(super) fn load(&self, name: &str) -> VerbResult<Option<VolumeRecord>> {
+        VolumeRecord::load(&self.dirs.meta(name))
     }
 
-    pub(super) fn save(&self, record: &Record) -> VerbResult<()> {
+    pub(super) fn save(&self, record: &VolumeRecord) -> VerbResult<()> {
         record.save(&self.dirs.meta(&record.name))
     }
 
     /// Removes the record, sizes and lock of a removed volume.
-    pub(super) fn forget(&self, name: &str, locked: Locked) -> VerbResult<()> {
+    pub(super) fn forget(&self, name: &str, locked: VolumeLock) -> VerbResult<()> {
         // Remaining sizes are ignored without a volume, and overwritten by the next one of this
         // name.
         let _ = fs::remove_file(self.dirs.sizes(name));
@@ -99,7 +99,7 @@ impl Registry {
     ///
     /// # Errors
     /// The pool cannot be read.
-    pub fn list(&self) -> VerbResult<Vec<Record>> {
+    pub fn list(&self) -> VerbResult<Vec<VolumeRecord>> {
         let records = self.dirs.names()?.into_iter().filter_map(|name| {
             self.known(&name).unwrap_or_else(|error| {
                 tracing::warn!(%name, error = error.message, "a volume cannot be read");
@@ -113,7 +113,7 @@ impl Registry {
     pub(super) fn change<T>(
         &self,
         name: &str,
-        change: impl FnOnce(&mut Record) -> VerbResult<T>,
+        change: impl FnOnce(&mut VolumeRecord) -> VerbResult<T>,
     ) -> VerbResult<T> {
         let _locked = self.lock(name)?;
         let mut record = self.get(name)?;
@@ -126,7 +126,7 @@ impl Registry {
     ///
     /// # Errors
     /// The record has invalid options.
-    pub fn place(&self, record: &Record) -> VerbResult<Place> {
+    pub fn place(&self, record: &VolumeRecord) -> VerbResult<VolumePlace> {
         Ok(self.dirs.place(record, &record.parsed()?))
     }
 
@@ -134,7 +134,7 @@ impl Registry {
     ///
     /// # Errors
     /// The mount table cannot be read.
-    pub fn mountpoint(&self, record: &Record) -> VerbResult<Option<PathBuf>> {
+    pub fn mountpoint(&self, record: &VolumeRecord) -> VerbResult<Option<PathBuf>> {
         let place = self.place(record)?;
         let table = facts::table()?;
         let found = facts::shown(&table, &place).into_iter().next();
@@ -145,11 +145,11 @@ impl Registry {
     ///
     /// # Errors
     /// The record has invalid options.
-    pub fn history(&self, record: &Record) -> VerbResult<VolumeHistory> {
+    pub fn history(&self, record: &VolumeRecord) -> VerbResult<VolumeHistory> {
         Ok(VolumeHistory::new(&record.name, self.place(record)?))
     }
 
-    pub(super) fn lock(&self, name: &str) -> VerbResult<Locked> {
+    pub(super) fn lock(&self, name: &str) -> VerbResult<VolumeLock> {
         let started = Instant::now();
         while started.elapsed() < LOCK_PATIENCE {
             if let Some(locked) = self.try_lock(name)? {
@@ -164,7 +164,7 @@ impl Registry {
         ))
     }
 
-    pub(super) fn try_lock(&self, name: &str) -> VerbResult<Option<Locked>> {
+    pub(super) fn try_lock(&self, name: &str) -> VerbResult<Option<VolumeLock>> {
         let path = self.dirs.lock(name);
         let file = OpenOptions::new()
             .create(true)
@@ -180,7 +180,7 @@ impl Registry {
         // The removal of a volume also removes its lock file; a lock on that file is void.
         let same = fs::metadata(&path)
             .is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
-        Ok(same.then_some(Locked { file, path }))
+        Ok(same.then_some(VolumeLock { file, path }))
     }
 
     /// Calls `work` under an exclusive lock named `thing`.

@@ -15,21 +15,21 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::claims::SNAPSHOT_TAG;
-use super::error::{On, error, hinted};
+use super::error::{ErrorContext, error, hinted};
 use super::files::{make_dir, remove_tree};
 use super::mounts::Mounts;
 use super::name::{self, key};
 use super::pool::Pool;
-use super::record::{Parent, Sent, Snapshot};
-use super::registry::Locked;
-use super::verbs::Pushed;
+use super::record::{RemoteDestination, Snapshot, VolumeOrigin};
+use super::registry::VolumeLock;
+use super::verbs::RemoteCheckpoint;
 use crate::control::Client;
 use crate::engine::api::{Code, StateName, VerbError, VerbResult};
 use crate::engine::export::parts::ExportAsk;
 use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
 use crate::sys;
-use crate::transfer::mark::Mark;
+use crate::transfer::mark::ExportMark;
 
 /// Maximum number of concurrent transfers per remote, so that an unresponsive remote does not block
 /// others.
@@ -44,7 +44,7 @@ impl Mounts {
         remote: &str,
         volume: &str,
         state: Option<&str>,
-    ) -> VerbResult<Parent> {
+    ) -> VerbResult<VolumeOrigin> {
         let found = choose(self.verbs.pushed(remote)?, remote, volume, state)?;
         match self.verbs.pull(remote, &found.snapshot, dir) {
             // The data in the directory has another origin.
@@ -57,11 +57,11 @@ impl Mounts {
         }
         let root = sys::open_root(dir).on(dir.display())?;
         // The tree is a volume from now on, no longer a copy.
-        Mark::remove(&root).on(dir.display())?;
+        ExportMark::remove(&root).on(dir.display())?;
         sys::fsync(&root).on(dir.display())?;
         // The repository is untrusted, and its names are arbitrary.
         let is_name = name::check(&found.tree).is_ok();
-        Ok(Parent {
+        Ok(VolumeOrigin {
             volume: if is_name { found.tree } else { found.store },
             checkpoint: found.checkpoint,
             branch: None,
@@ -72,11 +72,11 @@ impl Mounts {
 
 /// Selects the snapshot of a volume, given by its name or by the id of its store.
 fn choose(
-    mut all: Vec<Pushed>,
+    mut all: Vec<RemoteCheckpoint>,
     remote: &str,
     volume: &str,
     state: Option<&str>,
-) -> VerbResult<Pushed> {
+) -> VerbResult<RemoteCheckpoint> {
     all.retain(|one| one.tree == volume || one.store == volume);
     let mut stores: Vec<&str> = all.iter().map(|one| one.store.as_str()).collect();
     stores.sort_unstable();
@@ -98,7 +98,7 @@ fn choose(
         ));
     }
     let state = state.filter(|state| *state != "latest");
-    let is_meant = |one: &Pushed| {
+    let is_meant = |one: &RemoteCheckpoint| {
         let is_state =
             |state| one.checkpoint.to_string() == state || one.tags.iter().any(|tag| tag == state);
         state.is_none_or(is_state)
@@ -159,7 +159,12 @@ impl Pool {
     ///
     /// # Errors
     /// `unknown-remote`, `bad-password`, `remote-failed`.
-    pub fn pushed(&self, remote: &str, store: &str, checkpoint: u64) -> VerbResult<Vec<Pushed>> {
+    pub fn pushed(
+        &self,
+        remote: &str,
+        store: &str,
+        checkpoint: u64,
+    ) -> VerbResult<Vec<RemoteCheckpoint>> {
         let mut all = self.mounts().verbs.pushed(remote)?;
         all.retain(|one| one.store == store && one.checkpoint == checkpoint);
         Ok(all)
@@ -243,7 +248,7 @@ impl Pool {
         }
     }
 
-    fn send_now(&self, volume: &str, number: u64, sent: &Sent) -> VerbResult<()> {
+    fn send_now(&self, volume: &str, number: u64, sent: &RemoteDestination) -> VerbResult<()> {
         // Transfers of one volume are serialized: a later one reads only the changes since the
         // previous one.
         let one = self.registry().try_lock(&lock_of(volume))?;
@@ -275,7 +280,7 @@ impl Pool {
         &self,
         volume: &str,
         checkpoint: u64,
-        sent: &Sent,
+        sent: &RemoteDestination,
         tag: impl Fn(&str) -> String,
     ) -> VerbResult<()> {
         let thing = sending(volume, checkpoint);
@@ -291,7 +296,7 @@ impl Pool {
         &self,
         volume: &str,
         checkpoint: u64,
-        sent: &Sent,
+        sent: &RemoteDestination,
         tag: impl Fn(&str) -> String,
     ) -> VerbResult<()> {
         for one in self.pushed(&sent.remote, &sent.store, checkpoint)? {
@@ -316,7 +321,7 @@ impl Pool {
 }
 
 /// Returns and clears the unreported failure of the last run.
-fn take_unheard(locked: &Locked) -> Option<VerbError> {
+fn take_unheard(locked: &VolumeLock) -> Option<VerbError> {
     let mut text = Vec::new();
     locked.file().take(1 << 16).read_to_end(&mut text).ok()?;
     locked.file().set_len(0).ok()?;
@@ -324,7 +329,7 @@ fn take_unheard(locked: &Locked) -> Option<VerbError> {
 }
 
 /// Stores a failure for the next caller. If that fails, it is only in the log.
-fn leave_unheard(locked: &Locked, error: &VerbError) {
+fn leave_unheard(locked: &VolumeLock, error: &VerbError) {
     let mut file = locked.file();
     let text = serde_json::to_vec(error).unwrap_or_default();
     let _ = file.rewind().and_then(|()| file.write_all(&text));
@@ -334,8 +339,8 @@ fn leave_unheard(locked: &Locked, error: &VerbError) {
 mod tests {
     use super::*;
 
-    fn pushed(tree: &str, store: &str, checkpoint: u64, tags: &[&str]) -> Pushed {
-        Pushed {
+    fn pushed(tree: &str, store: &str, checkpoint: u64, tags: &[&str]) -> RemoteCheckpoint {
+        RemoteCheckpoint {
             snapshot: format!("{store}{checkpoint}"),
             store: store.to_owned(),
             checkpoint,

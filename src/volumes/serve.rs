@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::error::{On, error, hinted, io_error};
+use super::error::{ErrorContext, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
 use super::{facts, http, image, metrics, protocol};

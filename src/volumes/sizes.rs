@@ -7,10 +7,10 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{On, error};
+use super::error::{ErrorContext, error};
 use super::facts;
 use super::files::write_whole;
-use super::record::{Record, now_text};
+use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
 use crate::control::Client;
 use crate::engine::api::{Code, DuOptions, ListCheckpoints, VerbResult};
@@ -79,7 +79,7 @@ impl Sizes {
 
 /// Returns the bytes in use of a volume with a size; `None` without a size, or if it is not
 /// mounted.
-pub fn used(registry: &Registry, record: &Record) -> Option<u64> {
+pub fn used(registry: &Registry, record: &VolumeRecord) -> Option<u64> {
     record.parsed().ok()?.size?;
     let place = registry.place(record).ok()?;
     facts::is_mounted(&place.backing)

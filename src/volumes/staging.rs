@@ -8,12 +8,12 @@
 
 use std::path::Path;
 
-use super::bind::{self, There};
-use super::error::On;
+use super::bind::{self, BindState};
+use super::error::ErrorContext;
 use super::facts;
 use super::mounts::{Mounts, is_own};
-use super::name::Named;
-use super::record::{MountId, Record};
+use super::name::VolumeRef;
+use super::record::{VolumeRecord, VolumeUse};
 use crate::engine::api::VerbResult;
 use crate::sys::{self, MountPoint};
 
@@ -26,7 +26,7 @@ fn use_id(staging: &Path) -> String {
     format!("{STAGED_ID}{}", hash.to_hex())
 }
 
-fn is_staged(mount: &MountId) -> bool {
+fn is_staged(mount: &VolumeUse) -> bool {
     mount.id.starts_with(STAGED_ID)
 }
 
@@ -36,7 +36,7 @@ impl Mounts {
     /// # Errors
     /// As [`Mounts::mount`] and [`bind::bind`].
     pub fn stage(&self, volume: &str, at: &Path) -> VerbResult<()> {
-        self.mount(&Named::whole(volume), &use_id(at), None)?;
+        self.mount(&VolumeRef::whole(volume), &use_id(at), None)?;
         let read_only = self.registry.get(volume)?.parsed()?.readonly;
         self.show(volume, at, read_only, &[])
     }
@@ -66,7 +66,7 @@ impl Mounts {
     /// The volume is in use there.
     pub fn unstage(&self, volume: &str, at: &Path) -> VerbResult<()> {
         self.hide(volume, at)?;
-        self.unmount(&Named::whole(volume), &use_id(at))
+        self.unmount(&VolumeRef::whole(volume), &use_id(at))
     }
 
     fn hide(&self, volume: &str, at: &Path) -> VerbResult<()> {
@@ -78,7 +78,7 @@ impl Mounts {
             return Ok(());
         };
         let place = self.registry.place(&record)?;
-        if matches!(bind::there(&place, at)?, There::Volume { .. }) {
+        if matches!(bind::there(&place, at)?, BindState::Volume { .. }) {
             // The record is saved without the use later: a driver killed in between receives the
             // request again.
             let mut left = record.clone();
@@ -96,7 +96,7 @@ impl Mounts {
     /// otherwise only where it is staged. `leaving` is a path at which it is about to be unmounted.
     /// The caller holds the volume's lock. Does not wait for a mount that does not answer, unless
     /// it must be bound.
-    pub(super) fn settle(&self, record: &Record, leaving: Option<&Path>) -> VerbResult<()> {
+    pub(super) fn settle(&self, record: &VolumeRecord, leaving: Option<&Path>) -> VerbResult<()> {
         let place = self.registry.place(record)?;
         let table = facts::table()?;
         let all = facts::shown(&table, &place);

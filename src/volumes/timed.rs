@@ -15,11 +15,11 @@ use crate::sys::lock::Mutex;
 
 /// Progress of a connection, updated by the code that answers its requests.
 #[derive(Clone, Debug)]
-pub struct Turn(Arc<Mutex<Progress>>);
+pub struct ConnectionProgress(Arc<Mutex<Progress>>);
 
 #[derive(Debug)]
 struct Progress {
-    state: State,
+    state: ConnectionState,
     /// A complete request has arrived on this connection.
     asked: bool,
     /// The reading task, to be woken at the end of the connection.
@@ -27,7 +27,7 @@ struct Progress {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ConnectionState {
     /// No request is pending since this time; the peer may be silent.
     Idle(Instant),
     /// A request has begun to arrive at this time.
@@ -38,10 +38,10 @@ enum State {
     Ended,
 }
 
-impl Turn {
-    fn new() -> Turn {
-        Turn(Arc::new(Mutex::new(Progress {
-            state: State::Idle(Instant::now()),
+impl ConnectionProgress {
+    fn new() -> ConnectionProgress {
+        ConnectionProgress(Arc::new(Mutex::new(Progress {
+            state: ConnectionState::Idle(Instant::now()),
             asked: false,
             reader: None,
         })))
@@ -50,8 +50,11 @@ impl Turn {
     /// Notes that the head of a request has arrived; the limit starts again for its body.
     pub fn begun(&self) {
         let mut progress = self.0.lock();
-        if matches!(progress.state, State::Idle(_) | State::Begun(_)) {
-            progress.state = State::Begun(Instant::now());
+        if matches!(
+            progress.state,
+            ConnectionState::Idle(_) | ConnectionState::Begun(_)
+        ) {
+            progress.state = ConnectionState::Begun(Instant::now());
         }
     }
 
@@ -61,9 +64,9 @@ impl Turn {
         let mut progress = self.0.lock();
         progress.asked = true;
         match &mut progress.state {
-            State::Answering(count) => *count += 1,
-            State::Ended => {}
-            state => *state = State::Answering(1),
+            ConnectionState::Answering(count) => *count += 1,
+            ConnectionState::Ended => {}
+            state => *state = ConnectionState::Answering(1),
         }
         Answering(self.clone())
     }
@@ -74,32 +77,32 @@ impl Turn {
     /// The connection must end.
     fn read(&self, came: bool, reader: &Waker) -> io::Result<Option<Instant>> {
         let mut progress = self.0.lock();
-        if came && matches!(progress.state, State::Idle(_)) {
-            progress.state = State::Begun(Instant::now());
+        if came && matches!(progress.state, ConnectionState::Idle(_)) {
+            progress.state = ConnectionState::Begun(Instant::now());
         }
         progress.reader = Some(reader.clone());
         match progress.state {
-            State::Begun(began) => Ok(Some(began)),
-            State::Ended => Err(io::ErrorKind::ConnectionAborted.into()),
-            State::Idle(_) | State::Answering(_) => Ok(None),
+            ConnectionState::Begun(began) => Ok(Some(began)),
+            ConnectionState::Ended => Err(io::ErrorKind::ConnectionAborted.into()),
+            ConnectionState::Idle(_) | ConnectionState::Answering(_) => Ok(None),
         }
     }
 
     fn has_ended(&self) -> bool {
-        self.0.lock().state == State::Ended
+        self.0.lock().state == ConnectionState::Ended
     }
 }
 
-/// Guard of [`Turn::answering`].
+/// Guard of [`ConnectionProgress::answering`].
 #[derive(Debug)]
-pub struct Answering(Turn);
+pub struct Answering(ConnectionProgress);
 
 impl Drop for Answering {
     fn drop(&mut self) {
         let mut progress = self.0.0.lock();
         match &mut progress.state {
-            State::Answering(count) if *count > 1 => *count -= 1,
-            State::Answering(_) => progress.state = State::Idle(Instant::now()),
+            ConnectionState::Answering(count) if *count > 1 => *count -= 1,
+            ConnectionState::Answering(_) => progress.state = ConnectionState::Idle(Instant::now()),
             _ => {}
         }
     }
@@ -126,13 +129,14 @@ impl Connections {
     }
 
     /// Returns a place for a new connection; `None` if all others have a request being answered.
-    pub fn place(&mut self) -> Option<Turn> {
+    pub fn place(&mut self) -> Option<ConnectionProgress> {
         self.turns.retain(|turn| turn.strong_count() > 0);
         if self.turns.len() >= self.most {
             let silent = |(at, turn): (usize, &Weak<Mutex<Progress>>)| {
-                let turn = Turn(turn.upgrade()?);
+                let turn = ConnectionProgress(turn.upgrade()?);
                 let progress = turn.0.lock();
-                let (State::Idle(since) | State::Begun(since)) = progress.state else {
+                let (ConnectionState::Idle(since) | ConnectionState::Begun(since)) = progress.state
+                else {
                     return None;
                 };
                 Some(((progress.asked, since), at))
@@ -141,7 +145,7 @@ impl Connections {
             end(&self.turns.swap_remove(at));
             tracing::debug!("a silent connection was closed for a new one");
         }
-        let turn = Turn::new();
+        let turn = ConnectionProgress::new();
         self.turns.push(Arc::downgrade(&turn.0));
         Some(turn)
     }
@@ -161,7 +165,7 @@ fn end(turn: &Weak<Mutex<Progress>>) {
     let Some(turn) = turn.upgrade() else { return };
     let reader = {
         let mut progress = turn.lock();
-        progress.state = State::Ended;
+        progress.state = ConnectionState::Ended;
         progress.reader.take()
     };
     if let Some(reader) = reader {
@@ -172,7 +176,7 @@ fn end(turn: &Weak<Mutex<Progress>>) {
 /// A stream with timeouts. See the module.
 pub struct Timed<S> {
     stream: S,
-    turn: Turn,
+    turn: ConnectionProgress,
     limit: Option<Duration>,
     reading: Option<Pin<Box<Sleep>>>,
     writing: Option<Pin<Box<Sleep>>>,
@@ -181,7 +185,7 @@ pub struct Timed<S> {
 impl<S> Timed<S> {
     /// `limit` applies to the rest of a request's head once begun, to its body, and to each stall
     /// of a response. `None` for a protocol with data outside of requests.
-    pub fn new(stream: S, turn: Turn, limit: Option<Duration>) -> Timed<S> {
+    pub fn new(stream: S, turn: ConnectionProgress, limit: Option<Duration>) -> Timed<S> {
         Timed {
             stream,
             turn,
@@ -192,7 +196,7 @@ impl<S> Timed<S> {
     }
 
     /// Returns the progress of the connection.
-    pub fn turn(&self) -> &Turn {
+    pub fn turn(&self) -> &ConnectionProgress {
         &self.turn
     }
 

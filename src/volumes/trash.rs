@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::{On, error, hinted, io_error};
+use super::error::{ErrorContext, error, hinted, io_error};
 use super::files::{free_name, make_dir, move_away, remove_tree, sync_parent};
 use super::image;
 use super::name;
-use super::record::{Record, now_text};
+use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
@@ -18,7 +18,7 @@ const RECORD: &str = "volume.json";
 
 /// A volume in the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thrown {
+pub struct TrashEntry {
     /// `NAME@TIME`.
     pub name: String,
     /// Its former name.
@@ -40,7 +40,7 @@ impl<'a> Trash<'a> {
     ///
     /// # Errors
     /// The trash cannot be read.
-    pub fn list(self) -> VerbResult<Vec<Thrown>> {
+    pub fn list(self) -> VerbResult<Vec<TrashEntry>> {
         let dir = self.registry.dirs().trash();
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
@@ -48,11 +48,11 @@ impl<'a> Trash<'a> {
             Err(cause) => return Err(io_error(dir.display(), cause)),
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut all: Vec<Thrown> = names
+        let mut all: Vec<TrashEntry> = names
             .filter_map(|name| {
                 name.split_once('@')
                     .map(|(volume, _)| volume.to_owned())
-                    .map(|volume| Thrown { name, volume })
+                    .map(|volume| TrashEntry { name, volume })
             })
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -90,7 +90,7 @@ impl<'a> Trash<'a> {
                 format!("{} has no {RECORD}", dir.display()),
             )
         };
-        let record = Record::load(&dir.join(RECORD))?.ok_or_else(damaged)?;
+        let record = VolumeRecord::load(&dir.join(RECORD))?.ok_or_else(damaged)?;
         let name = &record.name.clone();
         name::check(name)?;
         let _locked = self.registry.lock(name)?;
@@ -110,7 +110,7 @@ impl<'a> Trash<'a> {
         }
         make_dir(tree, 0o700)?;
         sync_parent(tree).on(tree.display())?;
-        self.registry.save(&Record {
+        self.registry.save(&VolumeRecord {
             removing: false,
             mounted: false,
             mounts: Vec::new(),
@@ -135,7 +135,7 @@ impl<'a> Trash<'a> {
     }
 
     /// Moves a removed volume to the trash.
-    pub(super) fn take(self, record: &Record) -> VerbResult<()> {
+    pub(super) fn take(self, record: &VolumeRecord) -> VerbResult<()> {
         let dir = self.place_for(&record.name)?;
         record.save(&dir.join(RECORD))?;
         self.put(&record.name, &dir)

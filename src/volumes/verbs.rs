@@ -5,14 +5,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::facts::Place;
+use super::facts::VolumePlace;
 use super::options::Options;
 use crate::engine::api::VerbResult;
 use crate::store::ids::CheckpointId;
 
 /// A checkpoint at a remote. Any writer of the remote can forge one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Pushed {
+pub struct RemoteCheckpoint {
     /// Id of its snapshot at the remote.
     pub snapshot: String,
     /// Id of the store with the checkpoint.
@@ -31,12 +31,12 @@ pub struct Pushed {
 
 /// The verbs that serve and copy volumes, as functions, so that a volume is served like any
 /// directory.
-pub trait Verbs: Debug + Send + Sync {
+pub trait VerbRunner: Debug + Send + Sync {
     /// Starts a daemon for a volume; it serves on return.
     ///
     /// # Errors
     /// Those of `mount`.
-    fn mount(&self, place: &Place, options: &Options) -> VerbResult<()>;
+    fn mount(&self, place: &VolumePlace, options: &Options) -> VerbResult<()>;
 
     /// Unmounts.
     ///
@@ -61,27 +61,27 @@ pub trait Verbs: Debug + Send + Sync {
     /// Returns the checkpoints at a remote, oldest first. Waits up to a minute for a server.
     ///
     /// # Errors
-    /// As [`Verbs::check_remote`]; `bad-password`, `remote-failed`.
-    fn pushed(&self, remote: &str) -> VerbResult<Vec<Pushed>>;
+    /// As [`VerbRunner::check_remote`]; `bad-password`, `remote-failed`.
+    fn pushed(&self, remote: &str) -> VerbResult<Vec<RemoteCheckpoint>>;
 
     /// Sends a checkpoint of the tree mounted at `point`, unless the remote already has it. On
     /// return the transfer is complete.
     ///
     /// # Errors
-    /// As [`Verbs::pushed`]; `unknown-checkpoint`, `incomplete`.
+    /// As [`VerbRunner::pushed`]; `unknown-checkpoint`, `incomplete`.
     fn push(&self, point: &Path, remote: &str, checkpoint: CheckpointId) -> VerbResult<()>;
 
     /// Fetches a snapshot, given by its id, into a directory that is empty or has data of an
     /// interrupted call. On return the tree is complete and on disk.
     ///
     /// # Errors
-    /// As [`Verbs::pushed`]; `not-empty`, `incomplete`, `no-space`.
+    /// As [`VerbRunner::pushed`]; `not-empty`, `incomplete`, `no-space`.
     fn pull(&self, remote: &str, snapshot: &str, dir: &Path) -> VerbResult<()>;
 
     /// Removes a snapshot, given by its id, from a remote; a missing one is not an error. Its data
     /// stays until the remote is pruned.
     ///
     /// # Errors
-    /// As [`Verbs::pushed`].
+    /// As [`VerbRunner::pushed`].
     fn forget(&self, remote: &str, snapshot: &str) -> VerbResult<()>;
 }

@@ -18,7 +18,7 @@ type Names = Vec<String>;
 
 /// The paths, re-exports and methods of one file.
 #[derive(Default)]
-struct File {
+struct SourceFile {
     module: Names,
     /// Nesting depth of inline modules at the visitor's position.
     depth: usize,
@@ -58,7 +58,7 @@ fn flatten(tree: &syn::UseTree, above: &Names, found: &mut Vec<(String, Names)>)
     }
 }
 
-impl File {
+impl SourceFile {
     /// Records a path. In an inline module, one `super` refers to the file itself.
     fn keep(&mut self, mut path: Names) {
         let inner = path
@@ -83,7 +83,7 @@ impl File {
     }
 }
 
-impl<'ast> Visit<'ast> for File {
+impl<'ast> Visit<'ast> for SourceFile {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         if item.content.is_some() && !is_test(&item.attrs) {
             self.depth += 1;
@@ -136,7 +136,7 @@ impl<'ast> Visit<'ast> for File {
 }
 
 /// Returns the source by module, without test files.
-fn source() -> BTreeMap<Names, File> {
+fn source() -> BTreeMap<Names, SourceFile> {
     let is_of_tests = |path: &Path| {
         path.to_str()
             .is_some_and(|path| path.ends_with("tests.rs") || path.contains("/tests/"))
@@ -158,9 +158,9 @@ fn source() -> BTreeMap<Names, File> {
         if module.len() == 1 && ["lib", "main"].contains(&module[0].as_str()) {
             continue;
         }
-        let mut file = File {
+        let mut file = SourceFile {
             module: module.clone(),
-            ..File::default()
+            ..SourceFile::default()
         };
         file.visit_file(&syn::parse_file(&read(&path)).unwrap());
         found.insert(module, file);
@@ -170,7 +170,7 @@ fn source() -> BTreeMap<Names, File> {
 
 /// Returns the file that a path resolves to, following re-exports.
 fn target(
-    source: &BTreeMap<Names, File>,
+    source: &BTreeMap<Names, SourceFile>,
     from: &Names,
     path: &[String],
     hops: usize,
@@ -295,14 +295,14 @@ fn no_type_has_very_many_methods() {
 fn paths_are_followed_to_the_files_that_define_what_they_name() {
     let parsed = |module: &[&str], code: &str| {
         let module: Names = module.iter().map(|name| (*name).to_owned()).collect();
-        let mut file = File {
+        let mut file = SourceFile {
             module: module.clone(),
-            ..File::default()
+            ..SourceFile::default()
         };
         file.visit_file(&syn::parse_file(code).unwrap());
         (module, file)
     };
-    let source: BTreeMap<Names, File> = [
+    let source: BTreeMap<Names, SourceFile> = [
         parsed(&["a"], "mod b; pub use b::B; use crate::c::d::D; fn f() { b::g() }"),
         parsed(&["a", "b"], "use super::super::c; pub struct B; impl B { fn one() {} fn two() {} } mod inner { use super::B; }"),
         parsed(&["c"], "pub use crate::a::B as Other; #[cfg(test)] mod tests { use crate::a::b::B; }"),

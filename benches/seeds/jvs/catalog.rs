@@ -6,12 +6,12 @@ use ckptfs::internals::store::ids::CheckpointId;
 use ckptfs::internals::store::journal::codec;
 use ckptfs::internals::store::record::{Checkpoint, Reason, Record};
 
-use super::served::Served;
+use super::served::InProcessEngine;
 use super::snapshot::{EACH_BYTES, project};
 use super::tell;
 use crate::alloc::{self, Op};
 use crate::report::Report;
-use crate::world::{World, remove};
+use crate::world::{SeedEnv, remove};
 
 const RECORD: &str = "JVS: Descriptors (the record of a checkpoint in the journal)";
 const VERIFY: &str = "JVS: Verification";
@@ -22,7 +22,7 @@ const TOO_QUICK: usize = 20;
 /// Size of a frame header, in bytes.
 const HEADER_BYTES: usize = 56;
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     record(world, report);
     verify(world, report);
     for (name, checkpoints) in [
@@ -47,7 +47,7 @@ fn descriptor() -> Record {
     })
 }
 
-fn record(world: &World<'_>, report: &mut Report) {
+fn record(world: &SeedEnv<'_>, report: &mut Report) {
     let dir = world.dir("jvs-record");
     let root = std::fs::File::open(&dir).expect("it can be opened");
     let (store, _) = Store::open(root, true).expect("a store can be created");
@@ -109,7 +109,7 @@ fn encoded(record: &Record) -> Vec<u8> {
 }
 
 /// Verifies a checkpoint of one small file, written since, so that a version exists.
-fn verify(world: &World<'_>, report: &mut Report) {
+fn verify(world: &SeedEnv<'_>, report: &mut Report) {
     let (served, nodes) = project(world, 1, EACH_BYTES);
     let id = served.checkpoint().id.0;
     served.write(nodes[0], 1);
@@ -143,7 +143,7 @@ fn verify(world: &World<'_>, report: &mut Report) {
 }
 
 /// Makes checkpoints, every tenth with a tag and every second with a label.
-fn fill(served: &Served, checkpoints: usize) {
+fn fill(served: &InProcessEngine, checkpoints: usize) {
     for number in 0..checkpoints {
         let tags = if number.is_multiple_of(10) {
             vec![format!("tag-{number}")]
@@ -164,7 +164,7 @@ fn fill(served: &Served, checkpoints: usize) {
 }
 
 /// Measures listing all checkpoints, searches by many tags, by label and by one tag, and `show`.
-fn listed(world: &World<'_>, served: &Served, checkpoints: usize) -> [Op; 5] {
+fn listed(world: &SeedEnv<'_>, served: &InProcessEngine, checkpoints: usize) -> [Op; 5] {
     let [mut all, mut by_tag, mut by_worktree, mut of_tag, mut show] =
         [(); 5].map(|()| Op::default());
     let tagged = |tag: &str| Query {
@@ -202,7 +202,7 @@ fn listed(world: &World<'_>, served: &Served, checkpoints: usize) -> [Op; 5] {
     [all, by_tag, by_worktree, of_tag, show]
 }
 
-fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) {
+fn list(world: &SeedEnv<'_>, name: &str, checkpoints: usize, report: &mut Report) {
     let (served, _) = project(world, 1, EACH_BYTES);
     fill(&served, checkpoints);
     let [all, by_tag, by_worktree, of_tag, show] = listed(world, &served, checkpoints);
@@ -240,6 +240,6 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
     served.end();
 }
 
-fn found(served: &Served, query: &Query, count: usize) {
+fn found(served: &InProcessEngine, query: &Query, count: usize) {
     assert_eq!(served.ask(query.clone()).expect("an answer").len(), count);
 }

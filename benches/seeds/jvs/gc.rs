@@ -2,16 +2,16 @@
 
 use ckptfs::api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
 
-use super::served::Served;
+use super::served::InProcessEngine;
 use super::snapshot::{EACH_BYTES, project};
 use super::tell;
 use crate::alloc::{self, Op};
 use crate::report::Report;
-use crate::world::World;
+use crate::world::SeedEnv;
 
 const TITLE: &str = "JVS: GC Operations";
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     for (name, checkpoints) in [
         ("GCPlan_Small", 10),
         ("GCPlan_Medium", 100),
@@ -54,7 +54,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 }
 
 /// Makes a history of checkpoints, each with one version.
-fn history(world: &World<'_>, checkpoints: usize) -> Served {
+fn history(world: &SeedEnv<'_>, checkpoints: usize) -> InProcessEngine {
     let (served, nodes) = project(world, 1, EACH_BYTES);
     for number in 0..checkpoints {
         served.write(nodes[0], number);
@@ -75,8 +75,8 @@ fn options(keep_last: Option<u64>, dry_run: bool) -> GcOptions {
 }
 
 fn plan(
-    world: &World<'_>,
-    served: &Served,
+    world: &SeedEnv<'_>,
+    served: &InProcessEngine,
     name: (&str, &str),
     keep_last: Option<u64>,
     gone: usize,
@@ -96,7 +96,7 @@ fn plan(
 }
 
 /// Walks from the newest checkpoint to the oldest by `parent`.
-fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut Report) {
+fn lineage(world: &SeedEnv<'_>, served: &InProcessEngine, checkpoints: usize, report: &mut Report) {
     let mut op = Op::default();
     for _ in world.options.rounds(50, 2) {
         let steps = op.run(|| {
@@ -129,7 +129,7 @@ fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut 
     );
 }
 
-fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
+fn pins(world: &SeedEnv<'_>, served: &InProcessEngine, report: &mut Report) {
     for id in 1..=25 {
         served
             .ask(PinCheckpoint {
@@ -168,7 +168,7 @@ fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
     );
 }
 
-fn runs(world: &World<'_>, report: &mut Report) {
+fn runs(world: &SeedEnv<'_>, report: &mut Report) {
     for (name, count) in [("GCRun_DeleteSingle", 1), ("GCRun_DeleteMultiple", 100)] {
         let (served, nodes) = project(world, 1, EACH_BYTES);
         served.checkpoint();

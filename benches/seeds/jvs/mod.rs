@@ -10,9 +10,9 @@ mod snapshot;
 use crate::alloc::Op;
 use crate::options::Seed;
 use crate::report::{Report, Row, grouped, time};
-use crate::world::World;
+use crate::world::SeedEnv;
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     snapshot::measure(world, report);
     catalog::measure(world, report);
     restore::measure(world, report);
@@ -22,7 +22,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 /// Adds a row with the seed's benchmark name (empty if it has none), its meaning here, and the
 /// seed's figures.
 fn tell(
-    world: &World<'_>,
+    world: &SeedEnv<'_>,
     report: &mut Report,
     title: &'static str,
     (name, what): (&str, &str),
@@ -80,7 +80,7 @@ fn why(name: &str) -> &'static str {
 }
 
 /// Returns JVS's name of a benchmark for the engine that corresponds to this filesystem.
-fn by_engine(world: &World<'_>, before: &str, after: &str) -> String {
+fn by_engine(world: &SeedEnv<'_>, before: &str, after: &str) -> String {
     let engine = if world.has_reflink() {
         "ReflinkEngine"
     } else {

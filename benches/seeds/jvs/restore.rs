@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::served::Served;
+use super::served::InProcessEngine;
 use super::snapshot::{EACH_BYTES, MEDIUM_BYTES, SMALL_BYTES, SOME, no_time_for_all, project};
 use super::{by_engine, tell};
 use crate::alloc::Op;
@@ -11,12 +11,12 @@ use crate::options::Seed;
 use crate::report::{OURS, Report, Row};
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{SECONDS, World, cp, remove, timed};
+use crate::world::{SECONDS, SeedEnv, cp, remove, timed};
 
 const TITLE: &str = "JVS: Restore Operations";
 const WHY: &str = "a restore saves the current state in a guard checkpoint, finds the differences and writes records; cp overwrites everything and cannot be undone";
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     let sizes = [
         (
             by_engine(world, "Restore", "Small"),
@@ -47,7 +47,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 
 /// Measures a restore after a write to every file.
 fn every_file(
-    world: &World<'_>,
+    world: &SeedEnv<'_>,
     name: (&str, &str),
     files: usize,
     bytes: usize,
@@ -90,7 +90,7 @@ fn every_file(
     served.end();
 }
 
-fn kinds(world: &World<'_>, report: &mut Report) {
+fn kinds(world: &SeedEnv<'_>, report: &mut Report) {
     let (served, _) = project(world, 1, SMALL_BYTES);
     let write = |number: usize| served.write(served.node("file0".as_ref()), number);
     let mut ops = [(); 4].map(|()| Op::default());
@@ -140,10 +140,10 @@ fn kinds(world: &World<'_>, report: &mut Report) {
 
 /// Measures restores of every file of the tree, or of some, to the latest checkpoint and to an
 /// older one.
-fn whole_tree(world: &mut World<'_>, report: &mut Report) {
+fn whole_tree(world: &mut SeedEnv<'_>, report: &mut Report) {
     let tree = world.tree();
     let files: Vec<PathBuf> = regular_files(&tree, 1);
-    let served = Served::open(&tree);
+    let served = InProcessEngine::open(&tree);
     for (which, changed) in [
         (format!("{SOME} changed"), SOME.min(files.len())),
         ("all changed".to_owned(), files.len()),
@@ -189,7 +189,7 @@ fn whole_tree(world: &mut World<'_>, report: &mut Report) {
     remove(&tree.join(".ckptfs"));
 }
 
-fn write_all(served: &Served, files: &[PathBuf], number: usize) {
+fn write_all(served: &InProcessEngine, files: &[PathBuf], number: usize) {
     files
         .iter()
         .for_each(|file| served.write(served.node(file), number));

@@ -9,7 +9,7 @@ use ckptfs::api::{
     CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, VerbResult,
     VerifyOptions,
 };
-use ckptfs::internals::engine::request::{Caller, Looked, NodeId, Service};
+use ckptfs::internals::engine::request::{Caller, LookupResult, NodeId, Service};
 use ckptfs::internals::engine::{Config, Engine};
 use ckptfs::internals::store::record::Actor;
 use ckptfs::internals::sys;
@@ -29,13 +29,13 @@ const READ_WRITE: i32 = 2;
 /// Bytes that a change writes to the beginning of a file.
 const STAMP_BYTES: usize = 16;
 
-pub struct Served {
+pub struct InProcessEngine {
     pub dir: PathBuf,
     engine: Arc<Engine>,
 }
 
-impl Served {
-    pub fn open(dir: &Path) -> Served {
+impl InProcessEngine {
+    pub fn open(dir: &Path) -> InProcessEngine {
         let config = Config::bare(
             sys::open_root(dir).expect("the directory exists"),
             dir.to_owned(),
@@ -43,7 +43,7 @@ impl Served {
         let engine =
             Engine::open(config).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         engine.started(false);
-        Served {
+        InProcessEngine {
             dir: dir.to_owned(),
             engine,
         }
@@ -62,7 +62,7 @@ impl Served {
     pub fn node(&self, path: &Path) -> NodeId {
         path.iter().fold(ROOT, |parent, name| {
             match self.engine.lookup(CALLER, parent, name.as_encoded_bytes()) {
-                Ok(Looked::Found(entry)) => entry.node,
+                Ok(LookupResult::Found(entry)) => entry.node,
                 other => panic!("{}: {other:?}", path.display()),
             }
         })
@@ -158,7 +158,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for InProcessEngine {
     fn drop(&mut self) {
         self.engine.close();
     }

@@ -2,7 +2,7 @@
 
 use ckptfs::internals::engine::request::NodeId;
 
-use super::served::Served;
+use super::served::InProcessEngine;
 use super::{by_engine, tell};
 use crate::alloc::Op;
 use crate::options::{NO_TIME, Seed};
@@ -10,7 +10,7 @@ use crate::report::{OURS, Report, Row, Value};
 use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{World, cp, remove, timed};
+use crate::world::{SeedEnv, cp, remove, timed};
 
 const TITLE: &str = "JVS: Snapshot Operations";
 /// "Small files (<100KB)" and "Medium files (~1MB)".
@@ -25,7 +25,7 @@ pub const EACH_BYTES: usize = 1 << 10;
 
 /// Returns the reason if not every file of the tree can be changed here. btrfs repeats the result
 /// of XFS.
-pub fn no_time_for_all(world: &World<'_>) -> Option<&'static str> {
+pub fn no_time_for_all(world: &SeedEnv<'_>) -> Option<&'static str> {
     if world.captures_slowly() {
         return Some(SLOWLY);
     }
@@ -35,18 +35,18 @@ pub fn no_time_for_all(world: &World<'_>) -> Option<&'static str> {
 }
 
 /// Makes and serves a directory of `files` files of `bytes` bytes.
-pub fn project(world: &World<'_>, files: usize, bytes: usize) -> (Served, Vec<NodeId>) {
+pub fn project(world: &SeedEnv<'_>, files: usize, bytes: usize) -> (InProcessEngine, Vec<NodeId>) {
     let dir = world.dir("jvs");
     (0..files).for_each(|file| shapes::write(&dir.join(format!("file{file}")), bytes, file));
     world.sync();
-    let served = Served::open(&dir);
+    let served = InProcessEngine::open(&dir);
     let nodes = (0..files)
         .map(|file| served.node(format!("file{file}").as_ref()))
         .collect();
     (served, nodes)
 }
 
-pub fn measure(world: &mut World<'_>, report: &mut Report) {
+pub fn measure(world: &mut SeedEnv<'_>, report: &mut Report) {
     let sizes = [
         (
             by_engine(world, "SnapshotCreation", "Small"),
@@ -80,7 +80,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     }
     let tree = world.tree();
     let count = world.files();
-    let served = Served::open(&tree);
+    let served = InProcessEngine::open(&tree);
     let files = regular_files(&tree, 1);
     let nodes: Vec<NodeId> = files
         .iter()
@@ -105,8 +105,8 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 }
 
 fn snapshots(
-    world: &World<'_>,
-    served: &Served,
+    world: &SeedEnv<'_>,
+    served: &InProcessEngine,
     nodes: &[NodeId],
     name: (&str, &str),
     report: &mut Report,

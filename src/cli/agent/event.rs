@@ -20,7 +20,7 @@ const LABEL_CHARS_MAX: usize = 100;
 
 /// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum AgentEventKind {
     /// The user has sent a prompt to the agent.
     Prompt,
     /// A tool is about to run.
@@ -125,15 +125,19 @@ impl Event {
     }
 
     /// Returns its kind.
-    pub fn what(&self) -> What {
+    pub fn what(&self) -> AgentEventKind {
         match self.name.as_deref().unwrap_or_default() {
-            "UserPromptSubmit" | "BeforeAgent" | "beforeSubmitPrompt" => What::Prompt,
-            "PreToolUse" | "BeforeTool" | "preToolUse" | "beforeShellExecution" => What::Before,
-            "PostToolUse" | "PostToolUseFailure" | "AfterTool" | "postToolUse" => What::After,
-            "Stop" | "AfterAgent" | "stop" => What::Stop,
-            "WorktreeCreate" => What::WorktreeCreate,
-            "WorktreeRemove" => What::WorktreeRemove,
-            _ => What::Other,
+            "UserPromptSubmit" | "BeforeAgent" | "beforeSubmitPrompt" => AgentEventKind::Prompt,
+            "PreToolUse" | "BeforeTool" | "preToolUse" | "beforeShellExecution" => {
+                AgentEventKind::Before
+            }
+            "PostToolUse" | "PostToolUseFailure" | "AfterTool" | "postToolUse" => {
+                AgentEventKind::After
+            }
+            "Stop" | "AfterAgent" | "stop" => AgentEventKind::Stop,
+            "WorktreeCreate" => AgentEventKind::WorktreeCreate,
+            "WorktreeRemove" => AgentEventKind::WorktreeRemove,
+            _ => AgentEventKind::Other,
         }
     }
 
@@ -194,7 +198,7 @@ impl Event {
 
     /// Returns the note of a checkpoint for the event.
     pub fn note(&self, agent: Option<&str>, process: Option<&str>) -> String {
-        let prompt = (self.what() == What::Prompt).then(|| self.prompt_id());
+        let prompt = (self.what() == AgentEventKind::Prompt).then(|| self.prompt_id());
         let mut note = self.first_line();
         let labels = [
             ("event", self.name.as_deref()),
@@ -217,7 +221,7 @@ impl Event {
 
     /// Returns the first line of a prompt, and of another event its name, its tool and the subject.
     fn first_line(&self) -> String {
-        if self.what() == What::Prompt {
+        if self.what() == AgentEventKind::Prompt {
             let lines = self.prompt.iter().flat_map(|prompt| prompt.lines());
             let first = lines.map(|line| one_line(line, SUBJECT_CHARS_MAX));
             return first
@@ -243,7 +247,10 @@ mod tests {
     fn fields_of_another_kind_are_absent_and_what_follows_is_not_read() {
         let said = br#"{"hook_event_name":"Stop","session_id":7,"cwd":null,"workspace_roots":{},"tool_input":[1],"new":{}} and more"#;
         let event = Event::read(said).expect("an event");
-        assert_eq!((event.what(), event.session.as_deref()), (What::Stop, None));
+        assert_eq!(
+            (event.what(), event.session.as_deref()),
+            (AgentEventKind::Stop, None)
+        );
         for bad in [
             "",
             " ",

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::super::error::{On, error, hinted, io_error};
+use super::super::error::{ErrorContext, error, hinted, io_error};
 use super::table::Scope;
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
@@ -27,7 +27,7 @@ const NEW: &str = ".ckptfs-new";
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// A file, or the place of a missing one.
-pub struct Place {
+pub struct SettingsFile {
     /// Its path, without links.
     path: PathBuf,
     /// Its content; `None`: it does not exist.
@@ -96,7 +96,7 @@ impl Base {
 /// # Errors
 /// `bad-value` if it is not a file, another user's, elsewhere, longer than [`BYTES_MAX`] or not
 /// UTF-8. Those of open(2).
-pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
+pub fn look(path: &Path, scope: &Scope) -> VerbResult<SettingsFile> {
     let base = Base::of(scope)?;
     let real = behind_links(path)?;
     if !real.starts_with(&base.path) {
@@ -128,7 +128,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
         text = Some(read(path, &held)?);
         mode = found.mode & 0o777;
     }
-    Ok(Place {
+    Ok(SettingsFile {
         path: real,
         text,
         mode,
@@ -186,7 +186,7 @@ fn behind_links(path: &Path) -> VerbResult<PathBuf> {
     }
 }
 
-impl Place {
+impl SettingsFile {
     /// Replaces the content by a rename, and keeps a copy of the old content if `keep` is set.
     /// Returns the path of the copy, if one was made.
     ///

@@ -13,11 +13,11 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::super::context::Context;
-use super::super::error::{On, Outcome, error};
-use super::super::locate::Served;
+use super::super::error::{ErrorContext, Outcome, error};
+use super::super::locate::ServedTree;
 use super::super::past;
-use super::event::{Event, What};
-use super::place::Place;
+use super::event::{AgentEventKind, Event};
+use super::place::CheckpointRoute;
 use super::{before, labels, place, process, summary, worktree};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, CheckpointOptions, Code, StateName, VerbResult};
@@ -61,17 +61,20 @@ impl Args {
 pub fn run(args: &Args, context: &mut Context) -> Outcome {
     let event = Event::read(&input()?)?;
     match event.what() {
-        What::Other => return Ok(()),
-        What::WorktreeCreate => return worktree::create(&event, context),
-        What::WorktreeRemove => return worktree::remove(&event, context),
-        What::After if !event.is_command() => return Ok(()),
-        What::Prompt | What::Before | What::After | What::Stop => {}
+        AgentEventKind::Other => return Ok(()),
+        AgentEventKind::WorktreeCreate => return worktree::create(&event, context),
+        AgentEventKind::WorktreeRemove => return worktree::remove(&event, context),
+        AgentEventKind::After if !event.is_command() => return Ok(()),
+        AgentEventKind::Prompt
+        | AgentEventKind::Before
+        | AgentEventKind::After
+        | AgentEventKind::Stop => {}
     }
     match place::of(&event)? {
         None => Ok(()),
-        Some(Place::Served(mut served)) => act(args, &event, &mut served, context),
-        Some(Place::Mount(root)) => {
-            if event.what() == What::Prompt {
+        Some(CheckpointRoute::Served(mut served)) => act(args, &event, &mut served, context),
+        Some(CheckpointRoute::Mount(root)) => {
+            if event.what() == AgentEventKind::Prompt {
                 let session = event.session.as_deref().unwrap_or("unknown");
                 let process = process::agent();
                 let name = labels::dir_name(session, process.as_deref(), &event.prompt_id());
@@ -84,27 +87,27 @@ pub fn run(args: &Args, context: &mut Context) -> Outcome {
 }
 
 /// Handles an event in a tree whose daemon accepts this user.
-fn act(args: &Args, event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
+fn act(args: &Args, event: &Event, served: &mut ServedTree, context: &mut Context) -> Outcome {
     let what = event.what();
-    if what == What::After {
+    if what == AgentEventKind::After {
         return after(event, served, context);
     }
     let process = process::agent();
     let made = served.client.ask(CheckpointOptions {
         note: event.note(args.agent.as_deref(), process.as_deref()),
-        if_changed: what != What::Prompt,
+        if_changed: what != AgentEventKind::Prompt,
         ..CheckpointOptions::default()
     })?;
-    if what == What::Before && event.is_command() {
+    if what == AgentEventKind::Before && event.is_command() {
         before::remember(event, made.id);
-    } else if what == What::Stop {
+    } else if what == AgentEventKind::Stop {
         before::forget(event);
     }
     Ok(())
 }
 
 /// Reports the changes of a command to the agent, if they may be unintended.
-fn after(event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
+fn after(event: &Event, served: &mut ServedTree, context: &mut Context) -> Outcome {
     let (Some(id), Some(process)) = (before::recall(event), process::agent()) else {
         return Ok(());
     };
@@ -125,7 +128,7 @@ fn after(event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
 
 /// Returns the changes by a process and its children since a checkpoint, as a restore would revert
 /// them.
-fn changes_by(id: CheckpointId, who: String, served: &mut Served) -> VerbResult<Vec<Change>> {
+fn changes_by(id: CheckpointId, who: String, served: &mut ServedTree) -> VerbResult<Vec<Change>> {
     let asked = served.client.ask(OnlyBy {
         to: Some(StateName(id.to_string())),
         who,

@@ -11,9 +11,9 @@ use similar::TextDiff;
 
 use super::super::context::Context;
 use super::super::error::{Outcome, error};
-use super::super::locate::{self, Located};
+use super::super::locate::{self, TreeLocation};
 use super::super::output::Out;
-use super::files::{self, Place};
+use super::files::{self, SettingsFile};
 use super::settings;
 use super::table::{ALL, Agent, Scope};
 use crate::engine::api::{Code, VerbResult};
@@ -46,22 +46,22 @@ pub struct StatusArgs {
 
 /// Direction of the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum InstallAction {
     Install,
     Uninstall,
 }
 
 /// A file, and its future content.
-struct Planned {
+struct PlannedEdit {
     path: PathBuf,
-    place: Place,
+    place: SettingsFile,
     /// `None`: the file is removed.
     text: Option<String>,
 }
 
 /// Output of `--json`.
 #[derive(Serialize)]
-struct Done {
+struct InstallReport {
     agent: &'static str,
     files: Vec<DoneFile>,
     dry_run: bool,
@@ -77,18 +77,18 @@ struct DoneFile {
 
 /// State of an agent in one scope, in the output of `status --json`.
 #[derive(Serialize)]
-struct State {
+struct HookState {
     agent: &'static str,
     scope: &'static str,
     state: &'static str,
     file: PathBuf,
 }
 
-pub fn run(args: &Args, way: Way, context: &mut Context) -> Outcome {
+pub fn run(args: &Args, way: InstallAction, context: &mut Context) -> Outcome {
     let scope = scope(args.user, context)?;
     let planned = match way {
-        Way::Install => to_install(args.agent, &scope)?,
-        Way::Uninstall => to_uninstall(args.agent, &scope)?,
+        InstallAction::Install => to_install(args.agent, &scope)?,
+        InstallAction::Uninstall => to_uninstall(args.agent, &scope)?,
     };
     if !context.out.json {
         for one in &planned {
@@ -96,7 +96,7 @@ pub fn run(args: &Args, way: Way, context: &mut Context) -> Outcome {
         }
         context.out.flush()?;
     }
-    let mut done = Done {
+    let mut done = InstallReport {
         agent: args.agent.name(),
         files: Vec::new(),
         dry_run: args.dry_run,
@@ -108,21 +108,23 @@ pub fn run(args: &Args, way: Way, context: &mut Context) -> Outcome {
         return Ok(context.out.json(&done)?);
     }
     tell(&done, way, &context.out);
-    if way == Way::Install && !args.dry_run {
+    if way == InstallAction::Install && !args.dry_run {
         advise(args.agent, &scope, &context.out)?;
     }
     Ok(())
 }
 
 /// Prints a summary.
-fn tell(done: &Done, way: Way, out: &Out) {
+fn tell(done: &InstallReport, way: InstallAction, out: &Out) {
     let changed = done.files.iter().filter(|file| file.change != "none");
     let changed: Vec<String> = changed
         .map(|file| file.path.display().to_string())
         .collect();
     let what = match (changed.is_empty(), way, done.dry_run) {
-        (true, Way::Install, _) => "is already installed; nothing was changed".to_owned(),
-        (true, Way::Uninstall, _) => "has no hooks of ckptfs here; nothing was changed".to_owned(),
+        (true, InstallAction::Install, _) => "is already installed; nothing was changed".to_owned(),
+        (true, InstallAction::Uninstall, _) => {
+            "has no hooks of ckptfs here; nothing was changed".to_owned()
+        }
         (false, _, true) => format!("would change {}", changed.join(", ")),
         (false, _, false) => format!("changed {}", changed.join(", ")),
     };
@@ -140,7 +142,7 @@ fn advise(agent: Agent, scope: &Scope, out: &Out) -> Outcome {
     if let Scope::Project(dir) = scope
         && !matches!(
             locate::at_once(dir)?,
-            Located::Served(_) | Located::Foreign { .. }
+            TreeLocation::Served(_) | TreeLocation::Foreign { .. }
         )
     {
         let dir = dir.display();
@@ -189,7 +191,7 @@ pub fn installed(context: &Context, mount: &Path) -> Vec<&'static str> {
     ALL.into_iter().filter(has).map(Agent::name).collect()
 }
 
-fn state(agent: Agent, scope: &Scope, name: &'static str) -> State {
+fn state(agent: Agent, scope: &Scope, name: &'static str) -> HookState {
     let command = command(agent);
     let settings = agent.settings(scope, &command, None);
     let own = agent.own_files(scope, &command);
@@ -211,7 +213,7 @@ fn state(agent: Agent, scope: &Scope, name: &'static str) -> State {
         (false, true) => "outdated",
         (false, false) => "not installed",
     };
-    State {
+    HookState {
         agent: agent.name(),
         scope: name,
         state,
@@ -240,21 +242,21 @@ fn scope(user: bool, context: &Context) -> VerbResult<Scope> {
         })
 }
 
-fn to_install(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {
+fn to_install(agent: Agent, scope: &Scope) -> VerbResult<Vec<PlannedEdit>> {
     let command = command(agent);
     let mut planned = Vec::new();
     let mcp = super::super::has_verb("mcp").then(mcp);
     for wanted in agent.settings(scope, &command, mcp) {
         let place = files::look(&wanted.path, scope)?;
         let text = Some(settings::with(place.text.as_deref(), &wanted)?);
-        planned.push(Planned {
+        planned.push(PlannedEdit {
             path: wanted.path,
             place,
             text,
         });
     }
     for own in agent.own_files(scope, &command) {
-        planned.push(Planned {
+        planned.push(PlannedEdit {
             place: files::look(&own.path, scope)?,
             path: own.path,
             text: Some(own.content),
@@ -263,7 +265,7 @@ fn to_install(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {
     Ok(planned)
 }
 
-fn to_uninstall(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {
+fn to_uninstall(agent: Agent, scope: &Scope) -> VerbResult<Vec<PlannedEdit>> {
     let command = command(agent);
     let mut planned = Vec::new();
     for known in agent.settings(scope, &command, Some(mcp())) {
@@ -272,7 +274,7 @@ fn to_uninstall(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {
             continue;
         };
         let text = settings::without(text, &known)?;
-        planned.push(Planned {
+        planned.push(PlannedEdit {
             path: known.path,
             place,
             text,
@@ -281,7 +283,7 @@ fn to_uninstall(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {
     for own in agent.own_files(scope, &command) {
         let place = files::look(&own.path, scope)?;
         if place.text.is_some() {
-            planned.push(Planned {
+            planned.push(PlannedEdit {
                 place,
                 path: own.path,
                 text: None,
@@ -312,7 +314,7 @@ fn command(agent: Agent) -> String {
 }
 
 /// Prints the difference.
-fn show(one: &Planned, out: &mut Out) -> Outcome {
+fn show(one: &PlannedEdit, out: &mut Out) -> Outcome {
     let before = one.place.text.as_deref().unwrap_or_default();
     let after = one.text.as_deref().unwrap_or_default();
     let shown = one.path.display().to_string();
@@ -329,7 +331,7 @@ fn show(one: &Planned, out: &mut Out) -> Outcome {
     Ok(())
 }
 
-impl Planned {
+impl PlannedEdit {
     fn carry_out(self, dry_run: bool, root: &Path) -> VerbResult<DoneFile> {
         let change = match (&self.place.text, &self.text) {
             (before, after) if before == after => "none",

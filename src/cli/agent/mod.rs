@@ -43,8 +43,8 @@ enum Verb {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     match args.verb {
-        Verb::Install(args) => install::run(&args, install::Way::Install, context),
-        Verb::Uninstall(args) => install::run(&args, install::Way::Uninstall, context),
+        Verb::Install(args) => install::run(&args, install::InstallAction::Install, context),
+        Verb::Uninstall(args) => install::run(&args, install::InstallAction::Uninstall, context),
         Verb::Status(args) => install::status(&args, context),
         Verb::Hook(args) => hook::run(&args, context),
     }

@@ -3,15 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::locate::{self, Located, Served};
+use super::super::locate::{self, ServedTree, TreeLocation};
 use super::super::mounts;
 use super::event::Event;
 use crate::engine::api::VerbResult;
 
 /// How checkpoints can be made.
-pub enum Place {
+pub enum CheckpointRoute {
     /// By a request to the daemon.
-    Served(Box<Served>),
+    Served(Box<ServedTree>),
     /// By mkdir(2) in `.snapshots` of the mount at this path, which another user controls.
     Mount(PathBuf),
 }
@@ -20,7 +20,7 @@ pub enum Place {
 ///
 /// # Errors
 /// Those of the search for a daemon.
-pub fn of(event: &Event) -> VerbResult<Option<Place>> {
+pub fn of(event: &Event) -> VerbResult<Option<CheckpointRoute>> {
     let mut seen: Vec<PathBuf> = Vec::new();
     for path in event.paths() {
         let Some(dir) = existing(&path).filter(|dir| !seen.contains(dir)) else {
@@ -38,16 +38,18 @@ pub fn of(event: &Event) -> VerbResult<Option<Place>> {
 ///
 /// # Errors
 /// Those of the search for a daemon.
-pub fn at(dir: &Path) -> VerbResult<Option<Place>> {
+pub fn at(dir: &Path) -> VerbResult<Option<CheckpointRoute>> {
     Ok(match locate::at_once(dir)? {
-        Located::Served(served) => Some(Place::Served(Box::new(served))),
+        TreeLocation::Served(served) => Some(CheckpointRoute::Served(Box::new(served))),
         // A directory that only resembles a mount of ckptfs receives no request.
-        Located::Foreign { root, .. } => {
+        TreeLocation::Foreign { root, .. } => {
             let table = mounts::all()?;
             let ours = mounts::top(&table, &root).is_some_and(|mount| mount.says_ours());
-            ours.then_some(Place::Mount(root))
+            ours.then_some(CheckpointRoute::Mount(root))
         }
-        Located::Store { .. } | Located::Stale { .. } | Located::Nothing { .. } => None,
+        TreeLocation::Store { .. } | TreeLocation::Stale { .. } | TreeLocation::Nothing { .. } => {
+            None
+        }
     })
 }
 

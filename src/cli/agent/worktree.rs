@@ -8,13 +8,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::super::branch::create::{How, make};
+use super::super::branch::create::{BranchOptions, make};
 use super::super::branch::drop::drop_branch;
 use super::super::context::Context;
-use super::super::error::{On, Outcome, error};
-use super::super::locate::Served;
+use super::super::error::{ErrorContext, Outcome, error};
+use super::super::locate::ServedTree;
 use super::event::Event;
-use super::place::{self, Place};
+use super::place::{self, CheckpointRoute};
 use crate::engine::api::{Code, DropBranch, ListBranches, VerbResult};
 
 /// Limit of a name, in characters.
@@ -84,15 +84,15 @@ fn project(event: &Event) -> Vec<PathBuf> {
 }
 
 /// Returns the daemon of the tree that contains a directory, if it accepts this user.
-fn served(dir: &Path) -> Option<Box<Served>> {
+fn served(dir: &Path) -> Option<Box<ServedTree>> {
     match place::at(&place::existing(dir)?) {
-        Ok(Some(Place::Served(served))) => Some(served),
+        Ok(Some(CheckpointRoute::Served(served))) => Some(served),
         _ => None,
     }
 }
 
-fn branch(served: &mut Served, name: &str, context: &Context) -> VerbResult<PathBuf> {
-    match make(served, name, &How::default(), false, &context.out) {
+fn branch(served: &mut ServedTree, name: &str, context: &Context) -> VerbResult<PathBuf> {
+    match make(served, name, &BranchOptions::default(), false, &context.out) {
         Ok(made) => Ok(made.branch.path),
         // A resumed session requests its earlier branch.
         Err(why) if why.code == Code::BranchExists => {

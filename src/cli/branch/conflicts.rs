@@ -102,7 +102,7 @@ pub fn clash(clash: &Clash) -> String {
 /// Change of a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Kind {
+enum ConflictChange {
     Appeared,
     /// Other trees changed the file, or no longer do, or a tree made another change.
     Changed,
@@ -112,18 +112,18 @@ enum Kind {
 /// A line of `--watch`.
 #[derive(Serialize)]
 struct Event<'a> {
-    kind: Kind,
+    kind: ConflictChange,
     #[serde(flatten)]
     conflict: &'a Conflict,
 }
 
 /// Conflicts by path and inode.
-type Known = BTreeMap<(TreePath, Option<u64>), Conflict>;
+type ConflictMap = BTreeMap<(TreePath, Option<u64>), Conflict>;
 
 /// Prints the conflicts, and then their changes, until the daemon ends or stdout is closed.
 fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let (mut known, mut seen) = (Known::new(), None);
+    let (mut known, mut seen) = (ConflictMap::new(), None);
     loop {
         // After a takeover the request is repeated, with the state of the earlier daemon.
         let Watched {
@@ -136,18 +136,18 @@ fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
         }
         let Some(conflicts) = conflicts else { continue };
         let key = |conflict: Conflict| ((conflict.path.clone(), conflict.inode), conflict);
-        let there: Known = conflicts.into_iter().map(key).collect();
+        let there: ConflictMap = conflicts.into_iter().map(key).collect();
         let gone = known.iter().filter(|(key, _)| !there.contains_key(key));
         let mut events: Vec<Event<'_>> = gone
             .map(|(_, conflict)| Event {
-                kind: Kind::Gone,
+                kind: ConflictChange::Gone,
                 conflict,
             })
             .collect();
         for (key, conflict) in &there {
             let kind = match known.get(key) {
-                None => Kind::Appeared,
-                Some(before) if before != conflict => Kind::Changed,
+                None => ConflictChange::Appeared,
+                Some(before) if before != conflict => ConflictChange::Changed,
                 Some(_) => continue,
             };
             events.push(Event { kind, conflict });
@@ -157,7 +157,7 @@ fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
         }
         context.out.flush()?;
         for event in &events {
-            if let Some(command) = exec.filter(|_| event.kind != Kind::Gone) {
+            if let Some(command) = exec.filter(|_| event.kind != ConflictChange::Gone) {
                 tell(command, event, &context.out);
             }
         }
@@ -171,7 +171,7 @@ fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
 fn tell(command: &OsStr, event: &Event<'_>, out: &Out) {
     let conflict = event.conflict;
     let kind = match event.kind {
-        Kind::Changed => "changed",
+        ConflictChange::Changed => "changed",
         _ => "appeared",
     };
     let mut shell = Command::new(SHELL);

@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use super::super::context::Context;
 use super::super::error::{Outcome, error, hinted, io_error};
-use super::super::locate::{self, Served};
+use super::super::locate::{self, ServedTree};
 use super::super::mounts;
 use super::super::output::Out;
 use super::super::past;
-use super::git::{self, Attached, DOT_GIT};
-use crate::control::{Store, is_same};
+use super::git::{self, DOT_GIT, GitState};
+use crate::control::{StoreDir, is_same};
 use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
 use crate::engine::branches::{self, check_name};
 use crate::engine::word::word;
@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(value_name = "NAME")]
     name: String,
     #[command(flatten)]
-    how: How,
+    how: BranchOptions,
     /// Only show what would be made
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -36,7 +36,7 @@ pub struct Args {
 
 /// Options of a new branch.
 #[derive(Debug, Default, clap::Args)]
-pub struct How {
+pub struct BranchOptions {
     /// Begin as this checkpoint: a number, a tag, `latest`
     #[arg(long, value_name = "ID")]
     at: Option<String>,
@@ -52,11 +52,11 @@ pub struct How {
     no_git: bool,
 }
 
-impl How {
+impl BranchOptions {
     /// Returns the options of a branch next to the tree, from a checkpoint or from the live tree,
     /// and registered in git where possible.
-    pub fn beside(at: Option<String>) -> How {
-        How {
+    pub fn beside(at: Option<String>) -> BranchOptions {
+        BranchOptions {
             at,
             path: None,
             git: false,
@@ -64,24 +64,24 @@ impl How {
         }
     }
 
-    /// Like [`How::beside`], without git.
-    pub fn without_git(at: Option<String>) -> How {
-        How {
+    /// Like [`BranchOptions::beside`], without git.
+    pub fn without_git(at: Option<String>) -> BranchOptions {
+        BranchOptions {
             no_git: true,
-            ..How::beside(at)
+            ..BranchOptions::beside(at)
         }
     }
 }
 
 /// A new branch, and its state in git.
 #[derive(Debug, Serialize)]
-pub struct Made {
+pub struct CreatedBranch {
     /// The branch.
     #[serde(flatten)]
     pub branch: BranchInfo,
     /// Absent if it is not registered in git.
     #[serde(skip_serializing_if = "Option::is_none")]
-    git: Option<Attached>,
+    git: Option<GitState>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -103,12 +103,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// # Errors
 /// Those of [`CreateBranch`]; with `--git` that the branch cannot be registered.
 pub fn make(
-    served: &mut Served,
+    served: &mut ServedTree,
     name: &str,
-    how: &How,
+    how: &BranchOptions,
     dry_run: bool,
     out: &Out,
-) -> VerbResult<Made> {
+) -> VerbResult<CreatedBranch> {
     // It becomes part of a path.
     check_name(name)?;
     let path = match &how.path {
@@ -124,13 +124,13 @@ pub fn make(
 }
 
 fn make_in(
-    served: &mut Served,
+    served: &mut ServedTree,
     dir: &NewDir,
     name: &str,
-    how: &How,
+    how: &BranchOptions,
     dry_run: bool,
     out: &Out,
-) -> VerbResult<Made> {
+) -> VerbResult<CreatedBranch> {
     let snapshots = served.mount()?.join(past::snapdir(served.client.store()));
     let mut link = if how.no_git || dry_run {
         None
@@ -170,18 +170,18 @@ fn make_in(
     if let Some(note) = git.as_ref().and_then(|git| git.note.as_ref()) {
         out.warn(note);
     }
-    Ok(Made { branch, git })
+    Ok(CreatedBranch { branch, git })
 }
 
 /// Begins the registration in git, and creates the file `.git` of the branch.
 fn begin_git(
-    served: &mut Served,
+    served: &mut ServedTree,
     dir: &NewDir,
     name: &str,
-    how: &How,
+    how: &BranchOptions,
     snapshots: &Path,
     out: &Out,
-) -> VerbResult<Option<git::Begun>> {
+) -> VerbResult<Option<git::WorktreeEntry>> {
     let view = how.at.as_ref().map(|at| snapshots.join(at));
     let begun = git::begin(&served.mount()?, view.as_deref(), &dir.path, name)
         .and_then(|begun| begun.map(|begun| begun.link(&dir.path)).transpose());
@@ -200,7 +200,7 @@ fn begin_git(
 
 /// Returns the error for a directory that has a `.git` already: a branch of this name exists or is
 /// being made, which the daemon reports; or the directory is in use otherwise.
-fn taken(served: &mut Served, dir: &NewDir, name: &str) -> VerbError {
+fn taken(served: &mut ServedTree, dir: &NewDir, name: &str) -> VerbError {
     let asked = CreateBranch {
         name: name.to_owned(),
         at: None,
@@ -235,11 +235,11 @@ pub fn print(branch: &BranchInfo, context: &mut Context) -> Outcome {
 }
 
 /// Returns the directory next to that of the tree: `TREE@NAME`.
-fn beside(served: &mut Served, name: &str) -> VerbResult<PathBuf> {
+fn beside(served: &mut ServedTree, name: &str) -> VerbResult<PathBuf> {
     // The kernel reports the present path of the store, but not for a mount in another namespace.
     let below = served.client.open_store().ok().and_then(|store| {
         let backing = sys::path_of(&store).ok()?.parent()?.to_owned();
-        let there = Store::of(&backing).ok()??;
+        let there = StoreDir::of(&backing).ok()??;
         is_same(&store, there.dir()).ok()?.then_some(backing)
     });
     let named = || mounts::top(&mounts::all().ok()?, &served.root)?.backing();

@@ -2,8 +2,8 @@
 
 use super::super::context::Context;
 use super::super::error::Outcome;
-use super::super::locate::{self, Served};
-use super::super::past::{Tree, state};
+use super::super::locate::{self, ServedTree};
+use super::super::past::{StateTree, state};
 use super::super::{changes, diff, hunks::Style};
 use crate::engine::api::{BranchInfo, DiffBranch, MergeBase};
 
@@ -42,7 +42,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// Prints the differences from a checkpoint of the parent, which the parent reports, because they
 /// are between two trees.
 fn since_update(
-    mut parent: Served,
+    mut parent: ServedTree,
     branch: &BranchInfo,
     base: MergeBase,
     args: &Args,
@@ -56,8 +56,8 @@ fn since_update(
             .answer(&changes, |out| changes::print(out, &changes));
     }
     let checkpoint = state(&mut parent, &base.checkpoint.to_string())?;
-    let before = Tree::at(&parent, checkpoint.as_ref())?;
-    let after = Tree::at(&locate::served(Some(&branch.path))?, None)?;
+    let before = StateTree::at(&parent, checkpoint.as_ref())?;
+    let after = StateTree::at(&locate::served(Some(&branch.path))?, None)?;
     let style = Style {
         words: args.word_diff,
     };

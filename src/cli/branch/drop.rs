@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::super::context::Context;
 use super::super::error::Outcome;
-use super::super::holders::{self, Tree};
-use super::super::locate::{self, Served};
+use super::super::holders::{self, VisibleTree};
+use super::super::locate::{self, ServedTree};
 use super::super::output::Out;
 use super::super::{changes, mounts};
 use super::git;
@@ -51,7 +51,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 ///
 /// # Errors
 /// Those of [`DropBranch`]; for a branch in use, with its users.
-pub fn drop_branch(served: &mut Served, ask: DropBranch, out: &Out) -> VerbResult<DroppedBranch> {
+pub fn drop_branch(
+    served: &mut ServedTree,
+    ask: DropBranch,
+    out: &Out,
+) -> VerbResult<DroppedBranch> {
     let name = ask.name.clone();
     let dropped = match served.client.ask(ask) {
         Err(error) if error.code == Code::BranchInUse => {
@@ -72,7 +76,7 @@ pub fn drop_branch(served: &mut Served, ask: DropBranch, out: &Out) -> VerbResul
 
 /// Updates git after other operations on branches of these names, such as an undo: existing
 /// branches are registered, and those in the trash are not. Failures are only warnings.
-pub fn tell_git(served: &mut Served, names: &BTreeSet<&str>, out: &Out) {
+pub fn tell_git(served: &mut ServedTree, names: &BTreeSet<&str>, out: &Out) {
     let (there, trash) = (
         served.client.ask(ListBranches::default()),
         served.client.ask(ListBranches {
@@ -96,7 +100,7 @@ pub fn tell_git(served: &mut Served, names: &BTreeSet<&str>, out: &Out) {
 }
 
 /// Registers a branch in git again that was brought back. A failure is only a warning.
-pub fn recall_in_git(served: &Served, branch: &BranchInfo, out: &Out) {
+pub fn recall_in_git(served: &ServedTree, branch: &BranchInfo, out: &Out) {
     let recalled = served
         .mount()
         .and_then(|mount| git::recall(&mount, &branch.path));
@@ -106,7 +110,7 @@ pub fn recall_in_git(served: &Served, branch: &BranchInfo, out: &Out) {
 }
 
 /// Removes a branch that is already dropped from git. A failure is only a warning.
-fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
+fn forget_in_git(served: &mut ServedTree, branch: &BranchInfo, out: &Out) {
     let forgotten = served.mount().and_then(|mount| {
         let trash = || {
             let trash = served.client.ask(ListBranches {
@@ -133,7 +137,7 @@ fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
 fn in_use(name: &str, path: &Path, error: VerbError) -> VerbError {
     let table = mounts::all().unwrap_or_default();
     let users = mounts::top(&table, path)
-        .map(|mount| Tree::on(mount).users(&[], holders::THOROUGH).holders)
+        .map(|mount| VisibleTree::on(mount).users(&[], holders::THOROUGH).holders)
         .unwrap_or_default();
     let message = if users.is_empty() {
         error.message

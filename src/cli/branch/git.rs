@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::super::error::{On, hinted};
+use super::super::error::{ErrorContext, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, Stat, SysResult};
 use crate::transfer::place::remove_tree;
@@ -42,10 +42,10 @@ const INDEX: &[u8] = b"index";
 /// Prefix of the parts of a split index (`core.splitIndex`).
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 
-/// An entry for a branch that is about to be made. Removed on drop, unless [`Begun::finish`]
+/// An entry for a branch that is about to be made. Removed on drop, unless [`WorktreeEntry::finish`]
 /// succeeded.
 #[derive(Debug)]
-pub struct Begun {
+pub struct WorktreeEntry {
     repository: Repository,
     /// Name of the entry.
     entry_name: String,
@@ -56,14 +56,14 @@ pub struct Begun {
     name: String,
     /// The repository is in the project's own tree, so that the view of the base contains it.
     inside: bool,
-    /// Result of [`Begun::copy_ahead`], if it was called.
+    /// Result of [`WorktreeEntry::copy_ahead`], if it was called.
     ahead: Option<SysResult<Option<Stat>>>,
     finished: bool,
 }
 
 /// State of a branch in git.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Attached {
+pub struct GitState {
     /// The git branch that is checked out; `None`: HEAD is a commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<String>,
@@ -93,7 +93,7 @@ pub fn begin(
     view: Option<&Path>,
     branch: &Path,
     name: &str,
-) -> VerbResult<Option<Begun>> {
+) -> VerbResult<Option<WorktreeEntry>> {
     let Some(repository) = repository::find(project)? else {
         return Ok(None);
     };
@@ -110,7 +110,7 @@ pub fn begin(
     let (entry_name, entry) = made.on(at.display())??;
     let inside = repository.own.path == project.join(DOT_GIT)
         && repository.own.path == repository.common.path;
-    Ok(Some(Begun {
+    Ok(Some(WorktreeEntry {
         repository,
         entry_name,
         entry,
@@ -144,12 +144,12 @@ fn make_entry(common: &OwnedFd, name: &str, link: &Path) -> SysResult<(String, O
     }
 }
 
-impl Begun {
+impl WorktreeEntry {
     /// Creates the file `.git` in the directory `dir` of the future branch.
     ///
     /// # Errors
     /// `io`, for example if it exists already.
-    pub fn link(self, dir: &Path) -> VerbResult<Begun> {
+    pub fn link(self, dir: &Path) -> VerbResult<WorktreeEntry> {
         let (uid, gid) = self.repository.owner;
         let on = dir.join(DOT_GIT);
         let made = sys::open_root(dir).and_then(|dir| {
@@ -164,7 +164,7 @@ impl Begun {
     }
 
     /// Copies the present index while the branch is made. Nearly always it is that of the base,
-    /// which [`Begun::finish`] checks.
+    /// which [`WorktreeEntry::finish`] checks.
     pub fn copy_ahead(&mut self) {
         let Repository { own, owner, .. } = &self.repository;
         let copied = sys::act_as(*owner, || copy(&own.dir, INDEX, &self.entry));
@@ -188,14 +188,14 @@ impl Begun {
     /// # Errors
     /// Those of reading and writing; the entry is then gone. `busy`: the repository has no commit
     /// yet, and the name is taken.
-    pub fn finish(mut self, view: &Path) -> VerbResult<Attached> {
+    pub fn finish(mut self, view: &Path) -> VerbResult<GitState> {
         let at = self.repository.common.path.clone();
         let attached = sys::act_as(self.repository.owner, || self.fill(view)).on(at.display())??;
         self.finished = true;
         Ok(attached)
     }
 
-    fn fill(&self, view: &Path) -> VerbResult<Attached> {
+    fn fill(&self, view: &Path) -> VerbResult<GitState> {
         let Repository { own, common, .. } = &self.repository;
         let shown = self
             .inside
@@ -240,7 +240,7 @@ impl Begun {
     }
 
     /// Returns the git branch to check out, created if missing.
-    fn choose(&self, head: &Head) -> VerbResult<Attached> {
+    fn choose(&self, head: &Head) -> VerbResult<GitState> {
         let common = &self.repository.common;
         let full = format!("{HEADS}{}", self.name);
         let there = match is_branch_name(&self.name) {
@@ -249,7 +249,7 @@ impl Begun {
         };
         let taken = self.repository.is_checked_out(&full, there.is_some())?;
         let detached = |why: &str| {
-            Ok(Attached {
+            Ok(GitState {
                 branch: None,
                 note: Some(format!(
                     "the branch has a detached HEAD: the git branch `{}` {why}",
@@ -257,7 +257,7 @@ impl Begun {
                 )),
             })
         };
-        let attached = Ok(Attached {
+        let attached = Ok(GitState {
             branch: Some(self.name.clone()),
             note: None,
         });
@@ -325,7 +325,7 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for WorktreeEntry {
     fn drop(&mut self) {
         if self.finished {
             return;

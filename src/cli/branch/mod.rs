@@ -15,7 +15,7 @@ use clap::Subcommand;
 
 use super::context::Context;
 use super::error::{Outcome, error};
-use super::locate::{self, Served};
+use super::locate::{self, ServedTree};
 use crate::engine::api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult};
 
 /// Branches: writable second trees that start from a checkpoint of this one
@@ -60,7 +60,7 @@ verbs! {
 }
 
 /// Returns a branch by its name, which must be mounted.
-pub fn mounted(name: &str, context: &Context) -> VerbResult<(Served, BranchInfo)> {
+pub fn mounted(name: &str, context: &Context) -> VerbResult<(ServedTree, BranchInfo)> {
     let mut served = locate::served(context.dir())?;
     let all = served.client.ask(ListBranches::default())?;
     let found = all.into_iter().find(|branch| branch.name == name);

@@ -19,10 +19,10 @@ use serde::Serialize;
 
 use super::super::changes;
 use super::super::context::Context;
-use super::super::error::{Failure, On, Outcome, hinted, io_error};
-use super::super::locate::{self, Served};
+use super::super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use super::super::locate::{self, ServedTree};
 use super::super::past;
-use super::super::run::{Ended, execute};
+use super::super::run::{CommandResult, execute};
 use super::super::run_at::{enter_again, own_mounts};
 use super::create;
 use super::git::DOT_GIT;
@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(value_name = "NAME")]
     name: String,
     #[command(flatten)]
-    how: create::How,
+    how: create::BranchOptions,
     /// The command and its arguments; by default your shell
     #[arg(value_name = "CMD", last = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -106,7 +106,7 @@ fn in_branch(args: Args, context: &Context) -> VerbResult<u8> {
 
 /// Returns the branch of this name, mounted; `None` if none exists. `counted`: with the number of
 /// its changes.
-fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<BranchInfo>> {
+fn named(served: &mut ServedTree, name: &str, counted: bool) -> VerbResult<Option<BranchInfo>> {
     let all = served.client.ask(ListBranches {
         counted,
         ..ListBranches::default()
@@ -125,7 +125,7 @@ fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<Br
 }
 
 /// Enters a namespace with the branch at the path of the project; includes the working directory.
-fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
+fn enter(served: &ServedTree, branch: &BranchInfo) -> VerbResult<()> {
     let mount = served.mount()?;
     let at = served.root.clone();
     // The path of a volume that is a branch is not its mountpoint, once it is staged.
@@ -176,7 +176,13 @@ fn git_elsewhere(project: &Path, branch: &Path, hidden: PathBuf) -> VerbResult<O
     Ok(Some(link))
 }
 
-fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, context: &Context) {
+fn tell(
+    branch: &BranchInfo,
+    made: bool,
+    command: &[OsString],
+    ended: &CommandResult,
+    context: &Context,
+) {
     if context.out.json {
         let report = Report {
             branch,

@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
-    listed: changes::Listed,
+    listed: changes::ListAllArg,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {

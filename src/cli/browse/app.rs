@@ -1,6 +1,6 @@
 //! State of the screen and the selection.
 
-use super::deed::Deed;
+use super::deed::CliCommand;
 use super::history::{Entry, History, PAGE, label};
 use crate::engine::api::{
     Change, ChangeKind, CheckpointInfo, TreePath, VerbError, VerbResult, VersionKind,
@@ -20,7 +20,7 @@ pub enum Pane {
 }
 
 /// A line of the checkpoint list.
-pub struct Row {
+pub struct CheckpointRow {
     /// `None`: the live tree.
     pub state: Option<CheckpointInfo>,
     /// In a list of versions: the change from the previous version.
@@ -28,7 +28,7 @@ pub struct Row {
 }
 
 /// Content of the file pane.
-pub enum Files {
+pub enum FilePane {
     /// The changes of a state.
     Changes(Vec<Change>),
     /// A directory of a state.
@@ -42,20 +42,20 @@ pub enum Popup {
     Told(Vec<String>),
     /// A confirmation, with the output of the dry run.
     Confirm {
-        deed: Deed,
+        deed: CliCommand,
         would: Vec<String>,
     },
     /// An input line.
     Word {
         what: &'static str,
         typed: String,
-        then: Then,
+        then: InputAction,
     },
 }
 
 /// The command that an input line completes.
 #[derive(Clone, Debug)]
-pub enum Then {
+pub enum InputAction {
     Branch(Option<CheckpointId>),
     Tag(CheckpointId),
     Checkpoint,
@@ -63,13 +63,13 @@ pub enum Then {
 
 /// Selection and scroll position of a list.
 #[derive(Default)]
-pub struct List {
+pub struct ListState {
     pub selected: usize,
     /// The first visible line.
     pub top: usize,
 }
 
-impl List {
+impl ListState {
     /// Moves the selection by `by` in a list of `len` lines.
     pub fn step(&mut self, by: isize, len: usize) {
         self.selected = self
@@ -82,14 +82,14 @@ impl List {
 /// State of the screen.
 pub struct App {
     pub history: History,
-    pub rows: Vec<Row>,
-    pub row: List,
+    pub rows: Vec<CheckpointRow>,
+    pub row: ListState,
     /// The path whose versions the rows list, if any.
     pub versions_of: Option<TreePath>,
     /// Whether older checkpoints may exist that are not loaded.
     has_more: bool,
-    pub files: Files,
-    pub file: List,
+    pub files: FilePane,
+    pub file: ListState,
     /// The two compared states; the second is `None` for the live tree. `None`: no earlier state
     /// exists.
     between: Option<(CheckpointInfo, Option<CheckpointInfo>)>,
@@ -116,11 +116,11 @@ impl App {
         let mut app = App {
             history,
             rows: Vec::new(),
-            row: List::default(),
+            row: ListState::default(),
             versions_of: path,
             has_more: false,
-            files: Files::Changes(Vec::new()),
-            file: List::default(),
+            files: FilePane::Changes(Vec::new()),
+            file: ListState::default(),
             between: None,
             to_live: false,
             main: Vec::new(),
@@ -142,7 +142,7 @@ impl App {
         self.rows = match &self.versions_of {
             Some(path) => {
                 let versions = self.history.versions(path)?.into_iter();
-                let row = |version: crate::engine::api::VersionInfo| Row {
+                let row = |version: crate::engine::api::VersionInfo| CheckpointRow {
                     state: version.checkpoint,
                     change: Some(version.change),
                 };
@@ -152,12 +152,12 @@ impl App {
             None => {
                 let page = self.history.page(None)?;
                 self.has_more = page.len() == PAGE;
-                let live = Row {
+                let live = CheckpointRow {
                     state: None,
                     change: None,
                 };
                 std::iter::once(live)
-                    .chain(page.into_iter().map(Row::of))
+                    .chain(page.into_iter().map(CheckpointRow::of))
                     .collect()
             }
         };
@@ -182,7 +182,7 @@ impl App {
             .map(|state| state.id);
         let page = self.history.page(oldest)?;
         self.has_more = page.len() == PAGE;
-        self.rows.extend(page.into_iter().map(Row::of));
+        self.rows.extend(page.into_iter().map(CheckpointRow::of));
         Ok(())
     }
 
@@ -194,8 +194,12 @@ impl App {
     /// Returns the path selected in the file pane, or the path whose versions are listed.
     pub fn path(&self) -> Option<TreePath> {
         let among = match &self.files {
-            Files::Changes(changes) => changes.get(self.file.selected).map(|change| &change.path),
-            Files::Tree { entries, .. } => entries.get(self.file.selected).map(|entry| &entry.path),
+            FilePane::Changes(changes) => {
+                changes.get(self.file.selected).map(|change| &change.path)
+            }
+            FilePane::Tree { entries, .. } => {
+                entries.get(self.file.selected).map(|entry| &entry.path)
+            }
         };
         let among = among.filter(|_| self.pane != Pane::Checkpoints).cloned();
         among.or_else(|| self.versions_of.clone())
@@ -204,8 +208,8 @@ impl App {
     /// Returns the number of files in the file pane.
     pub fn files_len(&self) -> usize {
         match &self.files {
-            Files::Changes(changes) => changes.len(),
-            Files::Tree { entries, .. } => entries.len(),
+            FilePane::Changes(changes) => changes.len(),
+            FilePane::Tree { entries, .. } => entries.len(),
         }
     }
 
@@ -216,7 +220,7 @@ impl App {
 
     /// Invalidates both panes after a change of the selected state or of its presentation.
     pub fn state_changed(&mut self) {
-        self.file = List::default();
+        self.file = ListState::default();
         self.stale = (true, true);
     }
 
@@ -281,7 +285,7 @@ impl App {
     }
 
     fn read_files(&mut self) -> VerbResult<()> {
-        if let Files::Tree { dir, .. } = &self.files {
+        if let FilePane::Tree { dir, .. } = &self.files {
             let dir = dir.clone();
             return self.open(dir);
         }
@@ -296,7 +300,7 @@ impl App {
         if let Some(path) = &self.versions_of {
             changes.retain(|change| changes::is_below(change, std::slice::from_ref(path)));
         }
-        self.files = Files::Changes(changes);
+        self.files = FilePane::Changes(changes);
         self.file.step(0, self.files_len());
         Ok(())
     }
@@ -313,7 +317,7 @@ impl App {
                 (root, entries)
             }
         };
-        self.files = Files::Tree { dir, entries };
+        self.files = FilePane::Tree { dir, entries };
         self.file.step(0, self.files_len());
         Ok(())
     }
@@ -327,7 +331,7 @@ impl App {
         }
         let state = self.state().cloned();
         match &self.files {
-            Files::Changes(changes) => {
+            FilePane::Changes(changes) => {
                 self.main_title = "Changes".to_owned();
                 match (changes.get(self.file.selected), &self.between) {
                     (Some(change), Some((from, to))) => {
@@ -336,7 +340,7 @@ impl App {
                     _ => Ok(Vec::new()),
                 }
             }
-            Files::Tree { entries, .. } => match entries.get(self.file.selected) {
+            FilePane::Tree { entries, .. } => match entries.get(self.file.selected) {
                 Some(entry) => {
                     self.main_title = escape(&entry.path.0);
                     self.history.content(state.as_ref(), &entry.path)
@@ -349,7 +353,7 @@ impl App {
     /// Returns the lines of the file pane.
     pub fn file_lines(&self) -> Vec<(String, Option<ChangeKind>)> {
         match &self.files {
-            Files::Changes(changes) => {
+            FilePane::Changes(changes) => {
                 let line = |change: &Change| {
                     let path = escape(&change.path.0);
                     let from = change.from.as_ref().map(|from| escape(&from.0) + " -> ");
@@ -362,7 +366,7 @@ impl App {
                 };
                 changes.iter().map(line).collect()
             }
-            Files::Tree { entries, .. } => {
+            FilePane::Tree { entries, .. } => {
                 let line = |entry: &Entry| (label(&entry.path, entry.kind), None);
                 entries.iter().map(line).collect()
             }
@@ -377,7 +381,7 @@ impl App {
             .max()
             .unwrap_or(4)
             .max(4);
-        let line = |row: &Row| {
+        let line = |row: &CheckpointRow| {
             let change = row.change.map_or(String::new(), |change| {
                 format!("{change:?} ").to_lowercase()
             });
@@ -400,15 +404,15 @@ impl App {
     /// Returns the type of the selected file.
     pub fn file_kind(&self) -> Option<Kind> {
         match &self.files {
-            Files::Changes(changes) => changes.get(self.file.selected).map(|change| change.kind),
-            Files::Tree { entries, .. } => entries.get(self.file.selected)?.kind,
+            FilePane::Changes(changes) => changes.get(self.file.selected).map(|change| change.kind),
+            FilePane::Tree { entries, .. } => entries.get(self.file.selected)?.kind,
         }
     }
 }
 
-impl Row {
-    fn of(state: CheckpointInfo) -> Row {
-        Row {
+impl CheckpointRow {
+    fn of(state: CheckpointInfo) -> CheckpointRow {
+        CheckpointRow {
             state: Some(state),
             change: None,
         }

@@ -5,22 +5,22 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::super::error::On;
+use super::super::error::ErrorContext;
 use super::super::output::escape;
 use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::word::word;
 
 /// The arguments of `ckptfs`.
 #[derive(Clone, Debug)]
-pub struct Deed(Vec<OsString>);
+pub struct CliCommand(Vec<OsString>);
 
-impl Deed {
-    pub fn new<const N: usize>(words: [&str; N]) -> Deed {
-        Deed(words.iter().map(OsString::from).collect())
+impl CliCommand {
+    pub fn new<const N: usize>(words: [&str; N]) -> CliCommand {
+        CliCommand(words.iter().map(OsString::from).collect())
     }
 
     /// Appends a path of the tree.
-    pub fn with_path(mut self, path: Option<&TreePath>) -> Deed {
+    pub fn with_path(mut self, path: Option<&TreePath>) -> CliCommand {
         if let Some(path) = path {
             self.0.push("--".into());
             self.0.push(OsString::from_vec(path.0.clone()));
@@ -29,10 +29,10 @@ impl Deed {
     }
 
     /// Returns the same command with `--dry-run`.
-    pub fn dry(&self) -> Deed {
+    pub fn dry(&self) -> CliCommand {
         let mut words = self.0.clone();
         words.insert(1.min(words.len()), "--dry-run".into());
-        Deed(words)
+        CliCommand(words)
     }
 
     /// Returns the command line, quoted for a shell.

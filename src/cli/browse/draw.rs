@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::super::output::escape;
-use super::app::{App, Files, List, Pane, Popup};
+use super::app::{App, FilePane, ListState, Pane, Popup};
 use super::keys::KEYS;
 use crate::engine::api::ChangeKind;
 
@@ -47,7 +47,12 @@ fn pane(title: String, focus: bool) -> Block<'static> {
 }
 
 /// Returns the visible lines of a list, scrolled to include the selected one.
-fn window<'l>(list: &mut List, lines: Vec<Line<'l>>, height: usize, focus: bool) -> Vec<Line<'l>> {
+fn window<'l>(
+    list: &mut ListState,
+    lines: Vec<Line<'l>>,
+    height: usize,
+    focus: bool,
+) -> Vec<Line<'l>> {
     list.top = list
         .top
         .min(list.selected)
@@ -82,7 +87,7 @@ fn draw_rows(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
 
 fn draw_files(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
     let title = match &app.files {
-        Files::Changes(changes) => {
+        FilePane::Changes(changes) => {
             let what = if app.to_live {
                 "to the tree as it is now"
             } else {
@@ -93,7 +98,7 @@ fn draw_files(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
                 super::super::changes::count(changes.len() as u64)
             )
         }
-        Files::Tree { dir, .. } => format!("2 /{}", escape(&dir.0)),
+        FilePane::Tree { dir, .. } => format!("2 /{}", escape(&dir.0)),
     };
     let focus = app.pane == Pane::Files;
     let line = |(text, change): (String, Option<ChangeKind>)| {
@@ -111,7 +116,7 @@ fn draw_files(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
 }
 
 fn draw_main(app: &App, frame: &mut Frame<'_>, area: Rect) {
-    let is_patch = matches!(app.files, Files::Changes(_));
+    let is_patch = matches!(app.files, FilePane::Changes(_));
     let style = |line: &str| match line.as_bytes().first() {
         Some(b'+') if is_patch => Style::new().fg(Color::Green),
         Some(b'-') if is_patch => Style::new().fg(Color::Red),

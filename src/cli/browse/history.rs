@@ -3,9 +3,9 @@
 use std::io::Read;
 
 use super::super::hunks::Style;
-use super::super::locate::Served;
+use super::super::locate::ServedTree;
 use super::super::output::{Out, escape};
-use super::super::past::{self, Found, Tree};
+use super::super::past::{self, PathInState, StateTree};
 use super::super::patch;
 use super::super::show::names;
 use crate::engine::api::{
@@ -32,11 +32,11 @@ pub struct Entry {
 
 /// The history of a tree that a daemon serves.
 pub struct History {
-    served: Served,
+    served: ServedTree,
 }
 
 impl History {
-    pub fn new(served: Served) -> History {
+    pub fn new(served: ServedTree) -> History {
         History { served }
     }
 
@@ -100,8 +100,8 @@ impl History {
         })
     }
 
-    fn found(&self, state: Option<&CheckpointInfo>, path: &TreePath) -> VerbResult<Found> {
-        Found::new(&self.served, state.cloned(), path.clone())
+    fn found(&self, state: Option<&CheckpointInfo>, path: &TreePath) -> VerbResult<PathInState> {
+        PathInState::new(&self.served, state.cloned(), path.clone())
     }
 
     /// Lists a directory, subdirectories first.
@@ -162,8 +162,8 @@ impl History {
         to: Option<&CheckpointInfo>,
     ) -> VerbResult<Vec<String>> {
         let (before, after) = (
-            Tree::at(&self.served, Some(from))?,
-            Tree::at(&self.served, to)?,
+            StateTree::at(&self.served, Some(from))?,
+            StateTree::at(&self.served, to)?,
         );
         let mut out = Out::to_memory(SHOWN_MAX);
         // Output beyond the limit is omitted.

@@ -2,8 +2,8 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::app::{App, Files, List, Pane, Popup, Then};
-use super::deed::Deed;
+use super::app::{App, FilePane, InputAction, ListState, Pane, Popup};
+use super::deed::CliCommand;
 use crate::engine::api::{TreePath, VerbResult};
 use crate::sys::Kind;
 
@@ -98,15 +98,19 @@ fn act(app: &mut App, key: KeyCode) -> VerbResult<()> {
             app.said = "select a file".to_owned();
         }
         (KeyCode::Char('r'), Some(id)) => {
-            let deed = Deed::new(["restore", &id.to_string()]).with_path(app.path().as_ref());
+            let deed = CliCommand::new(["restore", &id.to_string()]).with_path(app.path().as_ref());
             return confirm(app, deed);
         }
         (KeyCode::Char('r' | 'T'), None) => app.said = "select a checkpoint".to_owned(),
-        (KeyCode::Char('z'), _) => return confirm(app, Deed::new(["undo"])),
-        (KeyCode::Char('Z'), _) => return confirm(app, Deed::new(["redo"])),
-        (KeyCode::Char('b'), id) => app.popup = Some(word("name of the branch", Then::Branch(id))),
-        (KeyCode::Char('T'), Some(id)) => app.popup = Some(word("tag", Then::Tag(id))),
-        (KeyCode::Char('c'), _) => app.popup = Some(word("note (may be empty)", Then::Checkpoint)),
+        (KeyCode::Char('z'), _) => return confirm(app, CliCommand::new(["undo"])),
+        (KeyCode::Char('Z'), _) => return confirm(app, CliCommand::new(["redo"])),
+        (KeyCode::Char('b'), id) => {
+            app.popup = Some(word("name of the branch", InputAction::Branch(id)))
+        }
+        (KeyCode::Char('T'), Some(id)) => app.popup = Some(word("tag", InputAction::Tag(id))),
+        (KeyCode::Char('c'), _) => {
+            app.popup = Some(word("note (may be empty)", InputAction::Checkpoint))
+        }
         _ => {}
     }
     Ok(())
@@ -152,8 +156,8 @@ fn to_pane(app: &mut App, pane: Pane) {
 fn enter(app: &mut App) -> VerbResult<()> {
     match (app.pane, &app.files, app.path()) {
         (Pane::Checkpoints, ..) => to_pane(app, Pane::Files),
-        (Pane::Files, Files::Tree { .. }, Some(path)) if app.file_kind() == Some(Kind::Dir) => {
-            app.file = List::default();
+        (Pane::Files, FilePane::Tree { .. }, Some(path)) if app.file_kind() == Some(Kind::Dir) => {
+            app.file = ListState::default();
             app.file_changed();
             return app.open(path);
         }
@@ -166,10 +170,10 @@ fn enter(app: &mut App) -> VerbResult<()> {
 fn back(app: &mut App) -> VerbResult<()> {
     match (app.pane, &app.files) {
         (Pane::Main, _) => to_pane(app, Pane::Files),
-        (Pane::Files, Files::Tree { dir, .. }) if !dir.0.is_empty() => {
+        (Pane::Files, FilePane::Tree { dir, .. }) if !dir.0.is_empty() => {
             let above = dir.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             let above = TreePath(dir.0.get(..above).unwrap_or_default().to_vec());
-            app.file = List::default();
+            app.file = ListState::default();
             app.file_changed();
             return app.open(above);
         }
@@ -185,11 +189,11 @@ fn back(app: &mut App) -> VerbResult<()> {
 
 fn toggle_tree(app: &mut App) {
     app.files = match app.files {
-        Files::Changes(_) => Files::Tree {
+        FilePane::Changes(_) => FilePane::Tree {
             dir: TreePath(Vec::new()),
             entries: Vec::new(),
         },
-        Files::Tree { .. } => Files::Changes(Vec::new()),
+        FilePane::Tree { .. } => FilePane::Changes(Vec::new()),
     };
     app.state_changed();
 }
@@ -200,13 +204,13 @@ fn versions(app: &mut App) -> VerbResult<()> {
         return Ok(());
     };
     app.versions_of = Some(path);
-    app.files = Files::Changes(Vec::new());
+    app.files = FilePane::Changes(Vec::new());
     app.pane = Pane::Checkpoints;
     app.load()
 }
 
 /// Displays the dry run of a command and asks for a confirmation.
-fn confirm(app: &mut App, deed: Deed) -> VerbResult<()> {
+fn confirm(app: &mut App, deed: CliCommand) -> VerbResult<()> {
     let (can, would) = deed.dry().run(app.history.root())?;
     app.popup = Some(if can {
         Popup::Confirm { deed, would }
@@ -217,7 +221,7 @@ fn confirm(app: &mut App, deed: Deed) -> VerbResult<()> {
 }
 
 /// Runs a command and displays its output.
-fn carry_out(app: &mut App, deed: &Deed) -> VerbResult<()> {
+fn carry_out(app: &mut App, deed: &CliCommand) -> VerbResult<()> {
     let (done, mut told) = deed.run(app.history.root())?;
     match told.pop() {
         None => app.said = deed.shown(),
@@ -258,15 +262,15 @@ fn answer(app: &mut App, popup: Popup, key: KeyCode) -> VerbResult<()> {
     Ok(())
 }
 
-fn with_word(app: &mut App, typed: &str, then: &Then) -> VerbResult<()> {
+fn with_word(app: &mut App, typed: &str, then: &InputAction) -> VerbResult<()> {
     let deed = match then {
-        Then::Branch(Some(id)) => {
-            Deed::new(["branch", "create", "--at", &id.to_string(), "--", typed])
+        InputAction::Branch(Some(id)) => {
+            CliCommand::new(["branch", "create", "--at", &id.to_string(), "--", typed])
         }
-        Then::Branch(None) => Deed::new(["branch", "create", "--", typed]),
-        Then::Tag(id) => Deed::new(["tag", "--", &id.to_string(), typed]),
-        Then::Checkpoint if typed.is_empty() => Deed::new(["checkpoint"]),
-        Then::Checkpoint => Deed::new(["checkpoint", &format!("--message={typed}")]),
+        InputAction::Branch(None) => CliCommand::new(["branch", "create", "--", typed]),
+        InputAction::Tag(id) => CliCommand::new(["tag", "--", &id.to_string(), typed]),
+        InputAction::Checkpoint if typed.is_empty() => CliCommand::new(["checkpoint"]),
+        InputAction::Checkpoint => CliCommand::new(["checkpoint", &format!("--message={typed}")]),
     };
     carry_out(app, &deed)
 }

@@ -46,7 +46,7 @@ fn with_candidates(command: Command) -> Command {
 /// Returns the completer of an argument, chosen by verb and value name.
 fn completer(verb: &str, arg: &Arg) -> Option<ArgValueCompleter> {
     let name = arg.get_value_names()?.first()?.as_str();
-    let of = |find: fn(&[u8]) -> VerbResult<Vec<Offer>>| {
+    let of = |find: fn(&[u8]) -> VerbResult<Vec<CompletionValue>>| {
         Some(ArgValueCompleter::new(move |typed: &OsStr| {
             in_time(typed, find)
         }))
@@ -65,11 +65,14 @@ fn completer(verb: &str, arg: &Arg) -> Option<ArgValueCompleter> {
 }
 
 /// A value and its description.
-type Offer = (Vec<u8>, String);
+type CompletionValue = (Vec<u8>, String);
 
 /// Returns the values that begin with the typed text. A daemon that hangs must not block a shell,
 /// so values that arrive after [`LIMIT`] are discarded.
-fn in_time(typed: &OsStr, find: fn(&[u8]) -> VerbResult<Vec<Offer>>) -> Vec<CompletionCandidate> {
+fn in_time(
+    typed: &OsStr,
+    find: fn(&[u8]) -> VerbResult<Vec<CompletionValue>>,
+) -> Vec<CompletionCandidate> {
     let (tell, told) = mpsc::channel();
     let begin = typed.as_bytes().to_vec();
     let looking = begin.clone();
@@ -81,9 +84,10 @@ fn in_time(typed: &OsStr, find: fn(&[u8]) -> VerbResult<Vec<Offer>>) -> Vec<Comp
         return Vec::new();
     }
     let found = told.recv_timeout(LIMIT).ok().and_then(Result::ok);
-    let offered =
-        |(value, _): &Offer| value.starts_with(&begin) && !value.iter().any(u8::is_ascii_control);
-    let candidate = |(value, said): Offer| {
+    let offered = |(value, _): &CompletionValue| {
+        value.starts_with(&begin) && !value.iter().any(u8::is_ascii_control)
+    };
+    let candidate = |(value, said): CompletionValue| {
         let said = (!said.is_empty()).then(|| escape(said.as_bytes()).into());
         CompletionCandidate::new(OsString::from_vec(value)).help(said)
     };
@@ -119,12 +123,12 @@ fn dir() -> Option<PathBuf> {
     of(&typed).or_else(|| of(typed.subcommand()?.1))
 }
 
-fn tags(_: &[u8]) -> VerbResult<Vec<Offer>> {
+fn tags(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     Ok(checkpoints()?.0)
 }
 
 /// Returns the tags and the numbers of the checkpoints.
-fn checkpoints() -> VerbResult<(Vec<Offer>, Vec<Offer>)> {
+fn checkpoints() -> VerbResult<(Vec<CompletionValue>, Vec<CompletionValue>)> {
     let found = locate::history(dir().as_deref())?.ask(Query {
         limit: Some(CHECKPOINTS_MAX),
         ..Query::default()
@@ -143,7 +147,7 @@ fn checkpoints() -> VerbResult<(Vec<Offer>, Vec<Offer>)> {
     Ok((tags, numbers))
 }
 
-fn states(_: &[u8]) -> VerbResult<Vec<Offer>> {
+fn states(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     let (mut all, numbers) = checkpoints()?;
     all.push((
         b"latest".to_vec(),
@@ -153,24 +157,24 @@ fn states(_: &[u8]) -> VerbResult<Vec<Offer>> {
     Ok(all)
 }
 
-fn states_and_live(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+fn states_and_live(begin: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     let mut all = states(begin)?;
     all.push((b"live".to_vec(), "the tree as it is now".to_owned()));
     Ok(all)
 }
 
-fn branches(_: &[u8]) -> VerbResult<Vec<Offer>> {
+fn branches(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     branches_of(ListBranches::default())
 }
 
-fn dropped(_: &[u8]) -> VerbResult<Vec<Offer>> {
+fn dropped(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     branches_of(ListBranches {
         dropped: true,
         ..ListBranches::default()
     })
 }
 
-fn branches_of(list: ListBranches) -> VerbResult<Vec<Offer>> {
+fn branches_of(list: ListBranches) -> VerbResult<Vec<CompletionValue>> {
     let all = locate::history(dir().as_deref())?.ask(list)?;
     let one = |branch: crate::engine::api::BranchInfo| {
         (branch.name.into_bytes(), branch.path.display().to_string())
@@ -179,7 +183,7 @@ fn branches_of(list: ListBranches) -> VerbResult<Vec<Offer>> {
 }
 
 /// States, and after a colon the paths in one.
-fn states_and_paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+fn states_and_paths(begin: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     let Some(colon) = begin.iter().position(|byte| *byte == b':') else {
         return states(begin);
     };
@@ -192,7 +196,7 @@ fn states_and_paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
 
 /// Completes paths that exist in the named checkpoint (default: the newest made on request) or in
 /// the live tree.
-fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+fn paths(begin: &[u8]) -> VerbResult<Vec<CompletionValue>> {
     let id = typed().and_then(|typed| {
         let (_, verb) = typed.subcommand()?;
         verb.try_get_one::<String>("id").ok().flatten().cloned()
@@ -210,14 +214,14 @@ fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
     let past = past::state(&mut served, id.as_deref().unwrap_or("latest")).ok();
     let mut all = BTreeSet::new();
     for state in [past.flatten(), None] {
-        let found = past::Found::new(&served, state, path.clone())?;
+        let found = past::PathInState::new(&served, state, path.clone())?;
         all.extend(names(&found, prefix));
     }
     Ok(all.into_iter().collect())
 }
 
 /// Returns the entries of a directory, each after `prefix`; empty for other files.
-fn names(found: &past::Found, prefix: &[u8]) -> BTreeSet<Offer> {
+fn names(found: &past::PathInState, prefix: &[u8]) -> BTreeSet<CompletionValue> {
     let names = names::names(found).unwrap_or_default();
     let one = |name: Vec<u8>| {
         let is_dir = found

@@ -61,7 +61,7 @@ pub fn answered() -> bool {
 }
 
 /// Bash splits `ID:PATH` into three words, and inserts names without quoting them.
-const BASH: Own = Own {
+const BASH: CustomShell = CustomShell {
     name: "bash",
     script: include_bytes!("completion.bash"),
     answers: &Bash,
@@ -69,21 +69,21 @@ const BASH: Own = Own {
 
 /// Zsh must not append a space to an incomplete word (`ID:`, `DIR/`). Each line is a value, a tab
 /// and its description.
-const ZSH: Own = Own {
+const ZSH: CustomShell = CustomShell {
     name: "zsh",
     script: include_bytes!("completion.zsh"),
     answers: &Fish,
 };
 
 /// A shell with a custom script.
-struct Own {
+struct CustomShell {
     name: &'static str,
     script: &'static [u8],
     /// The shell whose format the answers use.
     answers: &'static dyn EnvCompleter,
 }
 
-impl EnvCompleter for Own {
+impl EnvCompleter for CustomShell {
     fn name(&self) -> &'static str {
         self.name
     }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::null;
 use super::words::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
-use crate::cli::error::{On, error};
+use crate::cli::error::{ErrorContext, error};
 use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::succession::Succession;
-use crate::live::{Keeper, Orphans};
+use crate::engine::succession::WorkerHandover;
+use crate::live::{FdKeeper, KeptFds};
 use crate::store::layout::StoreId;
 use crate::sys::host;
 use crate::sys::{self, Errno, Ledger, SysResult};
@@ -22,21 +22,21 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// State of a tree that a dead worker left to its successor.
-pub struct Before {
+pub struct InheritedTree {
     pub device: OwnedFd,
     pub root: OwnedFd,
-    pub orphans: Orphans,
+    pub orphans: KeptFds,
     pub control: Option<OwnedFd>,
     ledger: OwnedFd,
 }
 
-impl Before {
-    fn of(fds: Vec<OwnedFd>) -> VerbResult<Before> {
+impl InheritedTree {
+    fn of(fds: Vec<OwnedFd>) -> VerbResult<InheritedTree> {
         let fds = TreeFds::of(fds).ok_or_else(not_understood)?;
-        Ok(Before {
+        Ok(InheritedTree {
             device: fds.device,
             root: fds.root,
-            orphans: Orphans::new(),
+            orphans: KeptFds::new(),
             control: fds.control,
             ledger: fds.ledger,
         })
@@ -44,13 +44,13 @@ impl Before {
 }
 
 /// State left by a dead worker: of the tree, and of its branches by store ID.
-pub struct Left {
-    pub tree: Before,
-    pub branches: HashMap<StoreId, Before>,
+pub struct InheritedState {
+    pub tree: InheritedTree,
+    pub branches: HashMap<StoreId, InheritedTree>,
 }
 
 /// The worker's end of the socket.
-pub struct Link {
+pub struct HolderConnection {
     socket: OwnedFd,
     takeovers: u32,
     taken_over: Option<String>,
@@ -58,18 +58,18 @@ pub struct Link {
 
 /// Stores the descriptors of unlinked open files of one tree in the holder.
 struct TreeKeeper {
-    link: Arc<Link>,
+    link: Arc<HolderConnection>,
     /// `None`: the tree itself.
     branch: Option<StoreId>,
 }
 
 /// Receiver of the holder's messages.
-struct Hearing {
+struct HolderReceiver {
     socket: OwnedFd,
     buffer: [u8; MESSAGE_MAX],
 }
 
-impl Hearing {
+impl HolderReceiver {
     fn next(&mut self) -> VerbResult<(Vec<u8>, Vec<OwnedFd>)> {
         let (length, fds) = sys::receive_message(&self.socket, &mut self.buffer).on(HEARING)?;
         let message = self.buffer.get(..length).unwrap_or_default();
@@ -77,9 +77,9 @@ impl Hearing {
     }
 
     /// Receives the remaining state, up to the message that ends it.
-    fn rest(&mut self, tree: Before) -> VerbResult<Left> {
+    fn rest(&mut self, tree: InheritedTree) -> VerbResult<InheritedState> {
         let branches = HashMap::new();
-        let (mut left, mut of) = (Left { tree, branches }, None);
+        let (mut left, mut of) = (InheritedState { tree, branches }, None);
         loop {
             let (message, mut fds) = self.next()?;
             match (message.first(), number_in(&message), fds.len()) {
@@ -92,7 +92,7 @@ impl Hearing {
                 }
                 (Some(b't'), ..) => {
                     let (id, _) = branch_in(&message).ok_or_else(not_understood)?;
-                    left.branches.insert(id, Before::of(fds)?);
+                    left.branches.insert(id, InheritedTree::of(fds)?);
                     of = Some(id);
                 }
                 (Some(b'E'), ..) => return Ok(left),
@@ -113,11 +113,11 @@ fn not_understood() -> VerbError {
 
 /// In a worker: takes the socket from stdin, and receives the first message and the state of the
 /// previous worker, if any.
-pub fn meet() -> VerbResult<(Arc<Link>, Option<Left>)> {
+pub fn meet() -> VerbResult<(Arc<HolderConnection>, Option<InheritedState>)> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().on(HEARING)?;
     host::redirect_stdio(0, &null().on(HEARING)?).on(HEARING)?;
     let buffer = [0; MESSAGE_MAX];
-    let mut hearing = Hearing { socket, buffer };
+    let mut hearing = HolderReceiver { socket, buffer };
     let (first, fds) = hearing.next()?;
     let count = first.get(1..5).and_then(|bytes| bytes.first_chunk::<4>());
     let time = first
@@ -126,10 +126,10 @@ pub fn meet() -> VerbResult<(Arc<Link>, Option<Left>)> {
         .filter(|time| !time.is_empty());
     let left = match first.first() {
         Some(b'S') => None,
-        Some(b'T') => Some(hearing.rest(Before::of(fds)?)?),
+        Some(b'T') => Some(hearing.rest(InheritedTree::of(fds)?)?),
         _ => return Err(not_understood()),
     };
-    let link = Link {
+    let link = HolderConnection {
         socket: hearing.socket,
         takeovers: count.map_or(0, |bytes| u32::from_le_bytes(*bytes)),
         taken_over: time,
@@ -137,7 +137,7 @@ pub fn meet() -> VerbResult<(Arc<Link>, Option<Left>)> {
     Ok((Arc::new(link), left))
 }
 
-impl Link {
+impl HolderConnection {
     /// Returns the succession for the engine of a branch, or of the tree itself.
     ///
     /// # Errors
@@ -145,15 +145,15 @@ impl Link {
     pub fn succession(
         self: &Arc<Self>,
         branch: Option<StoreId>,
-        before: Option<&mut Before>,
-    ) -> VerbResult<Succession> {
+        before: Option<&mut InheritedTree>,
+    ) -> VerbResult<WorkerHandover> {
         let what = "the ledger of the mount";
         let ledger = match &before {
             Some(before) => Ledger::open(before.ledger.try_clone().on(what)?).on(what)?,
             None => Ledger::create().on(what)?,
         };
         let link = Arc::clone(self);
-        Ok(Succession {
+        Ok(WorkerHandover {
             ledger: Arc::new(ledger),
             keeper: Arc::new(TreeKeeper { link, branch }),
             orphans: before.map(|before| std::mem::take(&mut before.orphans)),
@@ -187,7 +187,7 @@ impl Link {
         sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
     }
 
-    /// As [`Link::mounted`], for a branch, without an acknowledgement: the holder reads all
+    /// As [`HolderConnection::mounted`], for a branch, without an acknowledgement: the holder reads all
     /// messages before it detects the death of this process. Without a holder this has no effect.
     pub fn branch_mounted(
         &self,
@@ -234,7 +234,7 @@ fn tell(sent: SysResult<()>) {
     }
 }
 
-impl Keeper for TreeKeeper {
+impl FdKeeper for TreeKeeper {
     fn keep(&self, number: u64, fd: BorrowedFd<'_>) {
         let letter = if self.branch.is_some() { b'k' } else { b'K' };
         let message = numbered(letter, self.branch, number);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::cli::copies;
-use crate::cli::error::{On, hinted};
+use crate::cli::error::{ErrorContext, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Kind};
 use crate::transfer::snapshots::{self, Snapshot};
@@ -29,7 +29,7 @@ pub struct Item {
 
 /// Interpretation of directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum As {
+pub enum SourceKind {
     /// By their content.
     Found,
     /// Each is a tree.
@@ -39,7 +39,7 @@ pub enum As {
 }
 
 /// Returns the items in directories, in their order.
-pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
+pub fn find(cwd: &Path, dirs: &[PathBuf], how: SourceKind) -> VerbResult<Vec<Item>> {
     let mut items = Vec::new();
     for given in dirs {
         let path = copies::destination(cwd, given);
@@ -53,15 +53,15 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
         }
         let dir = Arc::new(sys::open_root(&real).on(path.display())?);
         let series = match how {
-            As::Trees => Vec::new(),
-            As::Series => snapshots::find(&dir).on(path.display())?,
+            SourceKind::Trees => Vec::new(),
+            SourceKind::Series => snapshots::find(&dir).on(path.display())?,
             // Errors are reported when the tree is read.
-            As::Found => snapshots::find(&dir)
+            SourceKind::Found => snapshots::find(&dir)
                 .ok()
                 .filter(|found| looks_like_series(&dir, found))
                 .unwrap_or_default(),
         };
-        if series.is_empty() && how == As::Series {
+        if series.is_empty() && how == SourceKind::Series {
             let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
             return Err(hinted(
                 Code::NotFound,
@@ -148,24 +148,24 @@ mod tests {
                 .map(|items| items.iter().filter(|item| item.snapshot.is_some()).count())
         };
         let dated = make(&["2026-01-01", "2026-01-02T10:00", "host.20260103"]);
-        assert_eq!(kinds(&dated, As::Found), Ok(3));
-        assert_eq!(kinds(&dated, As::Trees), Ok(0));
+        assert_eq!(kinds(&dated, SourceKind::Found), Ok(3));
+        assert_eq!(kinds(&dated, SourceKind::Trees), Ok(0));
         std::fs::write(dated.join("README"), "").expect("file");
-        assert_eq!(kinds(&dated, As::Found), Ok(0), "a file among them");
-        assert_eq!(kinds(&dated, As::Series), Ok(3));
+        assert_eq!(kinds(&dated, SourceKind::Found), Ok(0), "a file among them");
+        assert_eq!(kinds(&dated, SourceKind::Series), Ok(3));
         let plain = make(&["src", "docs"]);
-        assert_eq!(kinds(&plain, As::Found), Ok(0));
-        assert_eq!(kinds(&plain, As::Series), Ok(2));
+        assert_eq!(kinds(&plain, SourceKind::Found), Ok(0));
+        assert_eq!(kinds(&plain, SourceKind::Series), Ok(2));
         assert_eq!(
-            kinds(&make(&["2026"]), As::Found),
+            kinds(&make(&["2026"]), SourceKind::Found),
             Ok(0),
             "one directory is no series"
         );
         let snapper = make(&["7/snapshot"]);
         std::fs::write(snapper.join("7/info.xml"), "<num>7</num>").expect("info");
-        assert_eq!(kinds(&snapper, As::Found), Ok(1));
+        assert_eq!(kinds(&snapper, SourceKind::Found), Ok(1));
         assert_eq!(
-            kinds(&make(&[".hidden"]), As::Series)
+            kinds(&make(&[".hidden"]), SourceKind::Series)
                 .expect_err("none")
                 .code,
             Code::NotFound

@@ -7,10 +7,10 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::items::Item;
-use super::target::{State, Target};
-use super::with::Project;
+use super::target::{Target, TargetState};
+use super::with::ContentSource;
 use crate::cli::context::Context;
-use crate::cli::error::{Failure, On, Outcome, error, io_error};
+use crate::cli::error::{ErrorContext, Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
 use crate::engine::api::{
     ChangeTags, CheckpointInfo, CheckpointOptions, Code, GetStatus, Retag, ShowCheckpoint,
@@ -18,19 +18,19 @@ use crate::engine::api::{
 };
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
-use crate::transfer::import::bring::{Bring, Brought};
-use crate::transfer::import::contents::{Contents, Found};
-use crate::transfer::import::keep::{self, Kept};
-use crate::transfer::import::left::Left;
-use crate::transfer::import::plan::{self, Plan, Sides};
-use crate::transfer::import::record::Record;
-use crate::transfer::import::scan::{self, Count, Scan};
+use crate::transfer::import::bring::{ImportResult, ImportRun};
+use crate::transfer::import::contents::{ContentCounts, ContentIndex};
+use crate::transfer::import::keep::{self, StoredRecord};
+use crate::transfer::import::left::SkippedPath;
+use crate::transfer::import::plan::{self, ImportPlan, TreePair};
+use crate::transfer::import::record::ImportRecord;
+use crate::transfer::import::scan::{self, InodeCounts, Scan};
 use crate::transfer::place::open_below;
 use crate::transfer::snapshots::Snapshot;
-use crate::transfer::write::{Before, Writer};
+use crate::transfer::write::{DestState, Writer};
 
 /// Options of the import of items.
-pub struct How {
+pub struct ImportOptions {
     /// Number of threads that read and write.
     pub threads: usize,
     /// Make a checkpoint for each item, even without changes.
@@ -40,12 +40,12 @@ pub struct How {
     /// Hash files.
     pub hash: bool,
     /// Other projects to share content with.
-    pub with: Vec<Project>,
+    pub with: Vec<ContentSource>,
 }
 
 /// Result for one item, in the output of `--json`.
 #[derive(Debug, Default, Serialize)]
-pub struct Made {
+pub struct ImportedItem {
     /// Name of the item.
     pub snapshot: String,
     /// Creation time, from the metadata of the snapshot.
@@ -64,7 +64,7 @@ pub struct Made {
     pub removed: u64,
     /// Content of the source.
     #[serde(flatten)]
-    pub count: Count,
+    pub count: InodeCounts,
     /// Bytes of new files that share their data with the source.
     pub shared_bytes: u64,
     /// Bytes of files that were copied.
@@ -74,27 +74,27 @@ pub struct Made {
     pub copied_because: Option<String>,
     /// Result of the hashing, if files were hashed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub contents: Option<Found>,
+    pub contents: Option<ContentCounts>,
     /// Inodes whose owner could not be set.
     pub owners_lost: u64,
     /// Extended attributes that could not be set.
     pub xattrs_lost: u64,
     /// Skipped paths, and the reasons.
-    pub left_out: Vec<Left>,
+    pub left_out: Vec<SkippedPath>,
     /// Duration.
     pub duration_us: u64,
 }
 
-impl Made {
+impl ImportedItem {
     /// Returns an empty result for an item.
-    pub fn new(item: &Item) -> Made {
-        Made {
+    pub fn new(item: &Item) -> ImportedItem {
+        ImportedItem {
             snapshot: item.name.clone(),
             date: item
                 .snapshot
                 .as_ref()
                 .and_then(|snapshot| snapshot.date.clone()),
-            ..Made::default()
+            ..ImportedItem::default()
         }
     }
 
@@ -106,7 +106,7 @@ impl Made {
             .count()
     }
 
-    fn add(&mut self, writer: &Writer, brought: &Brought) {
+    fn add(&mut self, writer: &Writer, brought: &ImportResult) {
         let get = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
         (self.made, self.removed) = (get(&writer.made), get(&writer.removed));
         self.copied_bytes = get(&writer.inodes.copied_bytes);
@@ -121,13 +121,13 @@ impl Made {
             _ => "the filesystem cannot share extents",
         };
         self.copied_because = (self.copied_bytes > 0).then(|| why.to_owned());
-        self.contents = writer.inodes.contents.as_ref().map(Contents::found);
+        self.contents = writer.inodes.contents.as_ref().map(ContentIndex::found);
         self.left_out.extend(brought.left.iter().cloned());
     }
 }
 
 /// The scanned source of an import.
-pub struct Source {
+pub struct ScannedSource {
     root: OwnedFd,
     scan: Scan,
     begun: Time,
@@ -135,9 +135,9 @@ pub struct Source {
     stranger: Option<u32>,
 }
 
-impl Source {
+impl ScannedSource {
     /// Scans the source.
-    pub fn read(item: &Item, threads: usize) -> VerbResult<Source> {
+    pub fn read(item: &Item, threads: usize) -> VerbResult<ScannedSource> {
         let begun = sys::stamp_now();
         let root = open_below(&*item.dir, &item.below, OpenKind::Dir).on(item.path.display())?;
         let stranger = match sys::mount_of(&root) {
@@ -149,7 +149,7 @@ impl Source {
             Err(cause) => return Err(io_error(item.path.display(), cause)),
         };
         let scan = scan::scan(&root, threads).on(item.path.display())?;
-        Ok(Source {
+        Ok(ScannedSource {
             root,
             scan: if stranger.is_some() {
                 scan.of_stranger()
@@ -162,8 +162,8 @@ impl Source {
     }
 
     /// Returns the source with the tree that it replaces.
-    fn sides<'a>(&'a self, there: &'a OwnedFd, there_scan: &'a Scan) -> Sides<'a> {
-        Sides {
+    fn sides<'a>(&'a self, there: &'a OwnedFd, there_scan: &'a Scan) -> TreePair<'a> {
+        TreePair {
             source: &self.root,
             source_scan: &self.scan,
             there,
@@ -176,12 +176,12 @@ impl Source {
 pub fn import(
     item: &Item,
     target: &mut Target,
-    how: &How,
+    how: &ImportOptions,
     last: bool,
     context: &Context,
-) -> Outcome<Made> {
+) -> Outcome<ImportedItem> {
     let started = Instant::now();
-    let store = if target.state == State::Tree {
+    let store = if target.state == TargetState::Tree {
         Some(target.store()?)
     } else {
         None
@@ -189,8 +189,8 @@ pub fn import(
     let (source, kept) = std::thread::scope(|scope| {
         let reading = store
             .as_ref()
-            .map(|store| scope.spawn(move || Kept::read(store)));
-        let source = Source::read(item, how.threads);
+            .map(|store| scope.spawn(move || StoredRecord::read(store)));
+        let source = ScannedSource::read(item, how.threads);
         (
             source,
             reading
@@ -206,17 +206,17 @@ pub fn import(
             item.path.display()
         ));
     }
-    let mut made = Made {
+    let mut made = ImportedItem {
         count: source.scan.count(),
         left_out: source.scan.left.clone(),
-        ..Made::new(item)
+        ..ImportedItem::new(item)
     };
     let tag = how.tag.as_ref().filter(|_| last);
     let done = match target.state {
-        State::Empty | State::Unfinished => {
+        TargetState::Empty | TargetState::Unfinished => {
             first(item, &source, target, how, tag, &mut made, context)
         }
-        State::Tree => again(item, &source, target, how, (tag, kept), &mut made, context),
+        TargetState::Tree => again(item, &source, target, how, (tag, kept), &mut made, context),
     };
     done?;
     made.duration_us = crate::engine::api::microseconds(started.elapsed());
@@ -226,23 +226,23 @@ pub fn import(
 /// Imports into a directory that is not a tree yet: nothing in it has a past.
 fn first(
     item: &Item,
-    source: &Source,
+    source: &ScannedSource,
     target: &mut Target,
-    how: &How,
+    how: &ImportOptions,
     tag: Option<&String>,
-    made: &mut Made,
+    made: &mut ImportedItem,
     context: &Context,
 ) -> Outcome {
     let path = target.path.clone();
     let dir = target.backing()?.try_clone().on("a descriptor")?;
     keep::begin(&dir, item.path.as_os_str().as_encoded_bytes()).on(path.display())?;
-    let (plan, before) = if target.state == State::Empty {
-        (Plan::all(&source.scan), Before::Nothing)
+    let (plan, before) = if target.state == TargetState::Empty {
+        (ImportPlan::all(&source.scan), DestState::Nothing)
     } else {
         let there = scan::scan(&dir, how.threads).on(path.display())?;
         let all = plan::everything(&source.scan, &there);
         let plan = source.sides(&dir, &there).plan(all);
-        (with_root(plan, source), Before::Copy)
+        (with_root(plan, source), DestState::Copy)
     };
     let mut writer = Writer::new(dir.try_clone().on("a descriptor")?, before);
     writer.inodes.contents = contents(source, &dir, how, None)?;
@@ -256,7 +256,7 @@ fn first(
         })
     })?;
     keep::end(&dir).on(path.display())?;
-    target.state = State::Tree;
+    target.state = TargetState::Tree;
     made.add(&writer, &brought);
     let bytes = write_record(source, target, how, &brought, None)?;
     let info = checkpoint(item, target, tag, false)?;
@@ -266,16 +266,16 @@ fn first(
 
 /// Returns the contents known before anything is read, if files are hashed.
 fn contents(
-    source: &Source,
+    source: &ScannedSource,
     tree: &OwnedFd,
-    how: &How,
-    record: Option<&Record>,
-) -> VerbResult<Option<Contents>> {
+    how: &ImportOptions,
+    record: Option<&ImportRecord>,
+) -> VerbResult<Option<ContentIndex>> {
     if !how.hash {
         return Ok(None);
     }
     let dup = |fd: &OwnedFd| fd.try_clone().on("a descriptor");
-    let mut contents = Contents::new(dup(&source.root)?, dup(tree)?);
+    let mut contents = ContentIndex::new(dup(&source.root)?, dup(tree)?);
     if let Some(record) = record {
         contents.learn(None, record);
     }
@@ -287,17 +287,17 @@ fn contents(
 
 /// Carries out a plan. `ready` is called when only attributes of directories remain.
 fn bring(
-    source: &Source,
+    source: &ScannedSource,
     writer: &Writer,
-    plan: &Plan,
-    how: &How,
+    plan: &ImportPlan,
+    how: &ImportOptions,
     context: &Context,
     ready: impl FnOnce() -> VerbResult<()>,
-) -> VerbResult<Brought> {
+) -> VerbResult<ImportResult> {
     let bar = Bar::files(&context.out, "importing");
     let total = plan.others.len() as u64;
     let progress = |done| bar.at(done, total);
-    let bringing = Bring::new(&source.root, source.stranger.is_some(), writer, &progress);
+    let bringing = ImportRun::new(&source.root, source.stranger.is_some(), writer, &progress);
     bringing.all(plan, how.threads);
     let ready = ready();
     let brought = bringing.finish(how.threads);
@@ -306,7 +306,7 @@ fn bring(
 }
 
 /// Adds the root to a plan: writing changes it, so its attributes are set at the end.
-fn with_root(mut plan: Plan, source: &Source) -> Plan {
+fn with_root(mut plan: ImportPlan, source: &ScannedSource) -> ImportPlan {
     if !plan.dirs.iter().any(|(path, _)| path.is_empty()) {
         plan.dirs.insert(0, (Vec::new(), source.scan.root));
     }
@@ -316,11 +316,11 @@ fn with_root(mut plan: Plan, source: &Source) -> Plan {
 /// Imports into a tree: only the differences.
 fn again(
     item: &Item,
-    source: &Source,
+    source: &ScannedSource,
     target: &mut Target,
-    how: &How,
-    (tag, mut kept): (Option<&String>, Kept),
-    made: &mut Made,
+    how: &ImportOptions,
+    (tag, mut kept): (Option<&String>, StoredRecord),
+    made: &mut ImportedItem,
     context: &Context,
 ) -> Outcome {
     let served = target.served_by();
@@ -351,7 +351,7 @@ fn again(
         }
         let plan = source.sides(target.backing()?, &there).plan(suspects);
         let record = kept.record.take();
-        let mut brought = Brought::default();
+        let mut brought = ImportResult::default();
         if !plan.is_empty() {
             made.guard = guard(item, target)?;
             brought = replace(source, target, plan, how, record.as_ref(), made, context)?;
@@ -366,14 +366,14 @@ fn again(
 
 /// Carries out a plan on a served tree, through its mount.
 fn replace(
-    source: &Source,
+    source: &ScannedSource,
     target: &mut Target,
-    plan: Plan,
-    how: &How,
-    record: Option<&Record>,
-    made: &mut Made,
+    plan: ImportPlan,
+    how: &ImportOptions,
+    record: Option<&ImportRecord>,
+    made: &mut ImportedItem,
     context: &Context,
-) -> Outcome<Brought> {
+) -> Outcome<ImportResult> {
     let (mut writer, staged) = target.writer()?;
     writer.inodes.contents = contents(source, target.backing()?, how, record)?;
     writer.prepare().on(target.path.display())?;
@@ -387,7 +387,7 @@ fn replace(
 }
 
 /// Reports whether the daemon shows that nothing has changed, without a scan of the tree.
-fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool {
+fn is_known(kept: &StoredRecord, source: &ScannedSource, status: &Status, daemon: &str) -> bool {
     let as_imported = |record| plan::is_as_imported(record, &source.scan);
     kept.is_known_to(daemon)
         && status.base == kept.checkpoint
@@ -436,11 +436,11 @@ fn give_tag(target: &mut Target, id: CheckpointId, tag: Option<&String>) -> Outc
 
 /// Stores the record of the import; without it the next import compares everything.
 fn write_record(
-    source: &Source,
+    source: &ScannedSource,
     target: &Target,
-    how: &How,
-    brought: &Brought,
-    old: Option<&Record>,
+    how: &ImportOptions,
+    brought: &ImportResult,
+    old: Option<&ImportRecord>,
 ) -> VerbResult<Vec<u8>> {
     let there = scan::scan(target.backing()?, how.threads).on(target.path.display())?;
     let record = plan::record(&source.scan, &there, source.begun, brought, old);
@@ -502,27 +502,30 @@ pub fn look(
     item: &Item,
     before: Option<&Item>,
     target: Option<&Target>,
-    how: &How,
-) -> VerbResult<Made> {
-    let source = Source::read(item, how.threads)?;
-    let mut made = Made {
+    how: &ImportOptions,
+) -> VerbResult<ImportedItem> {
+    let source = ScannedSource::read(item, how.threads)?;
+    let mut made = ImportedItem {
         count: source.scan.count(),
         left_out: source.scan.left.clone(),
-        ..Made::new(item)
+        ..ImportedItem::new(item)
     };
     let before = before
-        .map(|before| Source::read(before, how.threads))
+        .map(|before| ScannedSource::read(before, how.threads))
         .transpose()?;
-    let plan = match (before, target.filter(|target| target.state != State::Empty)) {
+    let plan = match (
+        before,
+        target.filter(|target| target.state != TargetState::Empty),
+    ) {
         (Some(before), _) => source
             .sides(&before.root, &before.scan)
             .plan(plan::everything(&source.scan, &before.scan)),
-        (None, None) => Plan::all(&source.scan),
+        (None, None) => ImportPlan::all(&source.scan),
         (None, Some(target)) => {
             let backing = target.backing()?;
             let there = scan::scan(backing, how.threads).on(target.path.display())?;
             let record = match target.state {
-                State::Tree => Kept::read(target.store()?).record,
+                TargetState::Tree => StoredRecord::read(target.store()?).record,
                 _ => None,
             };
             let suspects = plan::suspects(record.as_ref(), &source.scan, &there);

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cli::copies;
-use crate::cli::error::{Failure, On, Outcome, error, hinted, io_error};
-use crate::cli::locate::{self, Located, Served};
-use crate::control::{Client, STORE_NAME, Store, is_same};
+use crate::cli::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
+use crate::cli::locate::{self, ServedTree, TreeLocation};
+use crate::control::{Client, STORE_NAME, StoreDir, is_same};
 use crate::engine::api::{Code, GetStatus, Status, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::Refused;
 use crate::engine::import::ImportAsk;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::import::keep;
-use crate::transfer::write::{Stage, Writer};
+use crate::transfer::write::{StagingDir, Writer};
 
 /// Directory in the store where inodes are made before they are moved into the tree.
 const STAGE: &[u8] = b"tmp/restore";
@@ -31,7 +31,7 @@ const PUT_AT_ONCE: usize = 256;
 
 /// State of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum TargetState {
     /// Empty.
     Empty,
     /// Left by an import that was interrupted.
@@ -45,7 +45,7 @@ pub struct Target {
     /// Its path.
     pub path: PathBuf,
     /// Its state.
-    pub state: State,
+    pub state: TargetState,
     daemon: Option<Daemon>,
     /// The directory, if no daemon serves it.
     dir: Option<OwnedFd>,
@@ -91,10 +91,10 @@ impl Target {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if path.is_dir() {
             match locate::locate(path.clone())? {
-                Located::Served(served) if served.root == path => {
+                TreeLocation::Served(served) if served.root == path => {
                     let mut target = Target {
                         path,
-                        state: State::Tree,
+                        state: TargetState::Tree,
                         daemon: None,
                         dir: None,
                         _lock: None,
@@ -102,18 +102,18 @@ impl Target {
                     target.serve(served, false)?;
                     return target.locked().map(Some);
                 }
-                Located::Store { root, .. } if root == path && !is_unfinished(&path) => {
+                TreeLocation::Store { root, .. } if root == path && !is_unfinished(&path) => {
                     let dir = copies::opened(sys::open_root(&path), &path)?;
                     let target = Target {
                         path,
-                        state: State::Tree,
+                        state: TargetState::Tree,
                         daemon: None,
                         dir: Some(dir),
                         _lock: None,
                     };
                     return target.locked().map(Some);
                 }
-                stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
+                stale @ TreeLocation::Stale { .. } => return Err(locate::not_served(&stale)),
                 _ => {}
             }
         }
@@ -122,9 +122,9 @@ impl Target {
         }
         let dir = copies::open_destination(&path)?;
         let state = if is_unfinished(&path) {
-            State::Unfinished
+            TargetState::Unfinished
         } else if copies::is_empty(&path, &dir)? {
-            State::Empty
+            TargetState::Empty
         } else {
             let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this directory a history in place: ckptfs mount";
             return Err(hinted(
@@ -163,7 +163,7 @@ impl Target {
         let dup = |store: &OwnedFd| store.try_clone().map_err(cannot);
         match &self.daemon {
             Some(daemon) => dup(&daemon.store),
-            None => dup(Store::below(self.backing()?, &self.path)
+            None => dup(StoreDir::below(self.backing()?, &self.path)
                 .map_err(|cause| cannot(cause.into()))?
                 .ok_or_else(|| io_error(self.path.display(), Errno::EPERM))?
                 .dir()),
@@ -233,7 +233,7 @@ impl Target {
         served.map_err(Failure::from)
     }
 
-    fn serve(&mut self, mut served: Served, ours: bool) -> VerbResult<()> {
+    fn serve(&mut self, mut served: ServedTree, ours: bool) -> VerbResult<()> {
         let mount = copies::opened(sys::open_dir_at(served.open_mount()?.1, b"."), &self.path)?;
         let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
@@ -271,15 +271,15 @@ impl Target {
         Ok(())
     }
 
-    /// Returns a writer into the served tree, and its stage, of which [`Staged::failed`] returns
+    /// Returns a writer into the served tree, and its stage, of which [`DaemonStage::failed`] returns
     /// the error.
-    pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<Staged>)> {
+    pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<DaemonStage>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;
         let root = daemon.mount.try_clone().on("a descriptor")?;
         let client = daemon.client.again().ok_or_else(lost)?;
         let dir = daemon.stage.try_clone().on("a descriptor")?;
-        let staged = std::sync::Arc::new(Staged {
+        let staged = std::sync::Arc::new(DaemonStage {
             dir,
             client: Mutex::new(client),
             waiting: Mutex::default(),
@@ -310,18 +310,19 @@ pub fn is_race(error: &VerbError) -> bool {
 }
 
 fn is_unfinished(path: &Path) -> bool {
-    Store::of(path).is_ok_and(|store| store.is_some_and(|store| keep::is_unfinished(store.dir())))
+    StoreDir::of(path)
+        .is_ok_and(|store| store.is_some_and(|store| keep::is_unfinished(store.dir())))
 }
 
 /// The stage of a served tree.
-pub struct Staged {
+pub struct DaemonStage {
     dir: OwnedFd,
     client: Mutex<Client>,
     waiting: Mutex<Vec<(String, TreePath)>>,
     done: Mutex<(Vec<Refused>, Option<VerbError>)>,
 }
 
-impl Staged {
+impl DaemonStage {
     /// Returns the error of a request to the daemon, if one failed.
     pub fn failed(&self) -> Option<VerbError> {
         self.done.lock().1.take()
@@ -346,7 +347,7 @@ impl Staged {
     }
 }
 
-impl Stage for std::sync::Arc<Staged> {
+impl StagingDir for std::sync::Arc<DaemonStage> {
     fn dir(&self) -> &OwnedFd {
         &self.dir
     }

@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::context::Context;
 use crate::cli::copies;
-use crate::cli::error::{On, hinted, io_error};
-use crate::cli::locate::{self, Located};
+use crate::cli::error::{ErrorContext, hinted, io_error};
+use crate::cli::locate::{self, TreeLocation};
 use crate::cli::progress::Spinner;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::import::ImportAsk;
 use crate::sys::{self, Errno};
 use crate::transfer::import::contents;
-use crate::transfer::import::keep::Kept;
-use crate::transfer::import::record::Record;
+use crate::transfer::import::keep::StoredRecord;
+use crate::transfer::import::record::ImportRecord;
 use crate::transfer::import::scan;
 
 /// A tree, and the known contents of its files.
-pub struct Project {
+pub struct ContentSource {
     /// The directory itself, even if a mount covers it.
     pub root: OwnedFd,
     /// Its files with their hashes.
-    pub record: Record,
+    pub record: ImportRecord,
 }
 
 /// Reads the records of trees; a tree without a record is hashed.
@@ -30,16 +30,16 @@ pub fn read(
     dirs: &[PathBuf],
     threads: usize,
     context: &Context,
-) -> VerbResult<Vec<Project>> {
+) -> VerbResult<Vec<ContentSource>> {
     dirs.iter()
         .map(|dir| one(&copies::destination(cwd, dir), threads, context))
         .collect()
 }
 
-fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
+fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<ContentSource> {
     let real = path.canonicalize().on(path.display())?;
     let (root, known) = match locate::locate(real.clone())? {
-        Located::Served(mut served) if served.root == real => {
+        TreeLocation::Served(mut served) if served.root == real => {
             let (_, fds) = served.client.ask_with_files(ImportAsk::Look)?;
             let root = fds
                 .into_iter()
@@ -50,12 +50,12 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
                 .store()
                 .filter(|store| store.is_in(&root).unwrap_or(false))
                 .ok_or_else(|| io_error(path.display(), Errno::ESTALE))?;
-            (root, Kept::read(store.dir()).record)
+            (root, StoredRecord::read(store.dir()).record)
         }
-        stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
-        Located::Store { root, store } if root == real => (
+        stale @ TreeLocation::Stale { .. } => return Err(locate::not_served(&stale)),
+        TreeLocation::Store { root, store } if root == real => (
             sys::open_root(&real).on(path.display())?,
-            Kept::read(store.dir()).record,
+            StoredRecord::read(store.dir()).record,
         ),
         // The record of another user is not trusted.
         _ => (sys::open_root(&real).on(path.display())?, None),
@@ -67,7 +67,7 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
             .flatten()
             .any(|known| known.hash.is_some())
     }) {
-        return Ok(Project { root, record });
+        return Ok(ContentSource { root, record });
     }
     let spinner = Spinner::start(&context.out, "hashing");
     let hashed =
@@ -80,5 +80,5 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
             "name a ckptfs tree, or leave it out",
         )
     })?;
-    Ok(Project { root, record })
+    Ok(ContentSource { root, record })
 }

@@ -58,7 +58,7 @@ fn beginning(text: &str, chars: usize) -> String {
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum How {
+pub enum ChangeKindLabel {
     Added,
     Modified,
     Deleted,
@@ -68,27 +68,27 @@ pub enum How {
     Unknown,
 }
 
-impl From<ChangeKind> for How {
-    fn from(kind: ChangeKind) -> How {
+impl From<ChangeKind> for ChangeKindLabel {
+    fn from(kind: ChangeKind) -> ChangeKindLabel {
         match kind {
-            ChangeKind::Added => How::Added,
-            ChangeKind::Modified => How::Modified,
-            ChangeKind::Deleted => How::Deleted,
-            ChangeKind::Renamed => How::Renamed,
-            ChangeKind::TypeChanged => How::TypeChanged,
-            ChangeKind::Unknown => How::Unknown,
+            ChangeKind::Added => ChangeKindLabel::Added,
+            ChangeKind::Modified => ChangeKindLabel::Modified,
+            ChangeKind::Deleted => ChangeKindLabel::Deleted,
+            ChangeKind::Renamed => ChangeKindLabel::Renamed,
+            ChangeKind::TypeChanged => ChangeKindLabel::TypeChanged,
+            ChangeKind::Unknown => ChangeKindLabel::Unknown,
         }
     }
 }
 
-impl From<VersionKind> for How {
-    fn from(kind: VersionKind) -> How {
+impl From<VersionKind> for ChangeKindLabel {
+    fn from(kind: VersionKind) -> ChangeKindLabel {
         match kind {
-            VersionKind::Added => How::Added,
-            VersionKind::Modified => How::Modified,
-            VersionKind::Deleted => How::Deleted,
-            VersionKind::TypeChanged => How::TypeChanged,
-            VersionKind::Unknown => How::Unknown,
+            VersionKind::Added => ChangeKindLabel::Added,
+            VersionKind::Modified => ChangeKindLabel::Modified,
+            VersionKind::Deleted => ChangeKindLabel::Deleted,
+            VersionKind::TypeChanged => ChangeKindLabel::TypeChanged,
+            VersionKind::Unknown => ChangeKindLabel::Unknown,
         }
     }
 }
@@ -99,7 +99,7 @@ pub struct Change {
     /// Path relative to the top of the tree. Control characters and invalid UTF-8 are escaped, as
     /// \n or \xff; to restore such a path, name its directory
     pub path: String,
-    pub change: How,
+    pub change: ChangeKindLabel,
     /// Former path of a renamed file
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -188,7 +188,7 @@ pub struct Status {
 
 /// The result of a checkpoint.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Made {
+pub struct CheckpointResult {
     pub checkpoint: Checkpoint,
     /// Whether it was made by this call; false: nothing had changed, and this is the newest
     /// existing one
@@ -223,7 +223,7 @@ pub struct Diff {
 
 /// Content of a file at a checkpoint.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Past {
+pub struct FileContent {
     /// Checkpoint number, or "live"
     pub checkpoint: String,
     pub path: String,
@@ -253,7 +253,7 @@ pub struct Version {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<String>,
     /// Change from the previous version
-    pub change: How,
+    pub change: ChangeKindLabel,
     /// Size of a file, bytes
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
@@ -275,7 +275,7 @@ pub struct Versions {
 
 /// A path that was not restored, or a conflict of a merge.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Kept {
+pub struct UnappliedPath {
     pub path: String,
     /// Reason
     pub why: String,
@@ -292,7 +292,7 @@ pub struct Restored {
     #[serde(flatten)]
     pub changed: Changes,
     /// The first of the requested paths that were not restored, with reasons
-    pub kept: Vec<Kept>,
+    pub kept: Vec<UnappliedPath>,
     /// Number of omitted such paths
     pub kept_left_out: u64,
     /// Warnings for the user
@@ -303,7 +303,7 @@ pub struct Restored {
 
 /// An operation that was undone or skipped.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Step {
+pub struct UndoneOperation {
     /// Its number
     pub operation: u64,
     /// Description of the operation and of the result of its undo
@@ -316,7 +316,7 @@ pub struct Step {
 /// The result of an undo.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Undone {
-    pub steps: Vec<Step>,
+    pub steps: Vec<UndoneOperation>,
     /// Reason why the remaining operations were not undone
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
@@ -406,7 +406,7 @@ pub struct Merged {
     #[serde(flatten)]
     pub changed: Changes,
     /// The first of the paths that both sides changed differently
-    pub conflicts: Vec<Kept>,
+    pub conflicts: Vec<UnappliedPath>,
     /// Number of omitted conflicts
     pub conflicts_left_out: u64,
     /// Whether this was a dry run

@@ -230,4 +230,4 @@ pub struct BranchDrop {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Nothing {}
+pub struct NoParams {}

@@ -1,21 +1,21 @@
 //! The tools for branches.
 
 use super::super::branch::conflicts::clash;
-use super::super::branch::create::{How, make};
+use super::super::branch::create::{BranchOptions, make};
 use super::super::branch::drop::drop_branch;
 use super::super::merge::{outcome, why};
 use super::super::output::Out;
 use super::answers::{
-    BranchMade, Branches, Changes, Conflict, Conflicts, Dropped, Kept, Merged, name, names,
-    warnings,
+    BranchMade, Branches, Changes, Conflict, Conflicts, Dropped, Merged, UnappliedPath, name,
+    names, warnings,
 };
-use super::{Seat, asked, paths_of};
+use super::{McpContext, asked, paths_of};
 use crate::engine::api::{self, DropBranch, ListBranches, ListConflicts, Merge, VerbResult};
 
-pub fn create(seat: &Seat, asked: asked::BranchCreate) -> VerbResult<BranchMade> {
+pub fn create(seat: &McpContext, asked: asked::BranchCreate) -> VerbResult<BranchMade> {
     let mut served = seat.served()?;
     let out = Out::to_memory(0);
-    let how = How::beside(asked.at);
+    let how = BranchOptions::beside(asked.at);
     let made = make(&mut served, &asked.name, &how, asked.dry_run, &out)?;
     Ok(BranchMade {
         branch: (&made.branch).into(),
@@ -24,7 +24,7 @@ pub fn create(seat: &Seat, asked: asked::BranchCreate) -> VerbResult<BranchMade>
     })
 }
 
-pub fn list(seat: &Seat) -> VerbResult<Branches> {
+pub fn list(seat: &McpContext) -> VerbResult<Branches> {
     let all = seat.served()?.client.ask(ListBranches {
         counted: true,
         unmerged: true,
@@ -35,7 +35,7 @@ pub fn list(seat: &Seat) -> VerbResult<Branches> {
     })
 }
 
-pub fn conflicts(seat: &Seat, asked: asked::BranchConflicts) -> VerbResult<Conflicts> {
+pub fn conflicts(seat: &McpContext, asked: asked::BranchConflicts) -> VerbResult<Conflicts> {
     let limit = asked::limit(asked.limit);
     let all = seat
         .served()?
@@ -56,7 +56,7 @@ pub fn conflicts(seat: &Seat, asked: asked::BranchConflicts) -> VerbResult<Confl
     })
 }
 
-pub fn merge(seat: &Seat, asked: asked::BranchMerge) -> VerbResult<Merged> {
+pub fn merge(seat: &McpContext, asked: asked::BranchMerge) -> VerbResult<Merged> {
     let limit = asked::limit(asked.limit);
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
@@ -67,10 +67,10 @@ pub fn merge(seat: &Seat, asked: asked::BranchMerge) -> VerbResult<Merged> {
         dry_run: asked.dry_run,
         ..Merge::default()
     })?;
-    let open: Vec<Kept> = merged
+    let open: Vec<UnappliedPath> = merged
         .conflicts
         .iter()
-        .map(|conflict| Kept {
+        .map(|conflict| UnappliedPath {
             path: name(&conflict.path),
             why: [&why(conflict), outcome(conflict, &merged)].concat(),
         })
@@ -85,7 +85,7 @@ pub fn merge(seat: &Seat, asked: asked::BranchMerge) -> VerbResult<Merged> {
     })
 }
 
-pub fn drop(seat: &Seat, asked: asked::BranchDrop) -> VerbResult<Dropped> {
+pub fn drop(seat: &McpContext, asked: asked::BranchDrop) -> VerbResult<Dropped> {
     let mut served = seat.served()?;
     let out = Out::to_memory(0);
     let ask = DropBranch {

@@ -5,28 +5,30 @@ use super::super::output::{Out, escape};
 use super::super::restore::warn_of_holders;
 use super::super::undo::{remark, tell_git_of};
 use super::super::{locate, ops};
-use super::answers::{Changes, Kept, Made, Restored, Step, Undone, name, warnings};
-use super::{Seat, asked, paths_of, state_or_latest};
+use super::answers::{
+    Changes, CheckpointResult, Restored, UnappliedPath, Undone, UndoneOperation, name, warnings,
+};
+use super::{McpContext, asked, paths_of, state_or_latest};
 use crate::engine::api::attribution::{OnlyBy, RestoredOnly, SharedPath};
 use crate::engine::api::{
     self, CheckpointOptions, Code, RestoreOptions, StateName, TreePath, UndoOptions, UndoWalk,
     UndoneStep, VerbResult,
 };
 
-pub fn checkpoint(seat: &Seat, asked: asked::Checkpoint) -> VerbResult<Made> {
+pub fn checkpoint(seat: &McpContext, asked: asked::Checkpoint) -> VerbResult<CheckpointResult> {
     let made = seat.served()?.client.ask(CheckpointOptions {
         note: asked.message,
         tags: asked.tags,
         if_changed: asked.if_changed,
         ..CheckpointOptions::default()
     })?;
-    Ok(Made {
+    Ok(CheckpointResult {
         made: !made.unchanged,
         checkpoint: (&made).into(),
     })
 }
 
-pub fn restore(seat: &Seat, asked: asked::Restore) -> VerbResult<Restored> {
+pub fn restore(seat: &McpContext, asked: asked::Restore) -> VerbResult<Restored> {
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
     let limit = asked::limit(asked.limit);
@@ -72,7 +74,7 @@ pub fn restore(seat: &Seat, asked: asked::Restore) -> VerbResult<Restored> {
 ///
 /// # Errors
 /// `unknown-process`: it has changed nothing; the hint suggests a call that works.
-fn mine(served: &mut locate::Served, only: OnlyBy) -> VerbResult<RestoredOnly> {
+fn mine(served: &mut locate::ServedTree, only: OnlyBy) -> VerbResult<RestoredOnly> {
     served.client.ask(only).map_err(|why| {
         if why.code != Code::UnknownProcess {
             return why;
@@ -99,12 +101,12 @@ fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
         duration_us: _,
     } = &done.restored;
     let because = |why: &'static str| {
-        move |path: &TreePath| Kept {
+        move |path: &TreePath| UnappliedPath {
             path: name(path),
             why: why.to_owned(),
         }
     };
-    let all: Vec<Kept> = done
+    let all: Vec<UnappliedPath> = done
         .shared
         .iter()
         .map(shared)
@@ -139,19 +141,19 @@ fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
     }
 }
 
-fn shared(shared: &SharedPath) -> Kept {
+fn shared(shared: &SharedPath) -> UnappliedPath {
     let why = if shared.by.is_empty() {
         "it cannot be taken back without changes of others".to_owned()
     } else {
         format!("{} changed it too", escape(shared.by.join(", ").as_bytes()))
     };
-    Kept {
+    UnappliedPath {
         path: name(&shared.path),
         why,
     }
 }
 
-pub fn undo(seat: &Seat, asked: asked::Undo) -> VerbResult<Undone> {
+pub fn undo(seat: &McpContext, asked: asked::Undo) -> VerbResult<Undone> {
     if !(1..=100).contains(&asked.count) {
         return Err(hinted(
             Code::Usage,
@@ -183,11 +185,11 @@ pub fn undo(seat: &Seat, asked: asked::Undo) -> VerbResult<Undone> {
     })
 }
 
-fn step(out: &Out, step: &UndoneStep) -> VerbResult<Step> {
+fn step(out: &Out, step: &UndoneStep) -> VerbResult<UndoneOperation> {
     let of = step.original.as_ref().unwrap_or(&step.operation);
     let mut what = ops::what(out, of).map_err(|cause| io_error("the answer", cause))?;
     what.extend_from_slice(remark(step).as_bytes());
-    Ok(Step {
+    Ok(UndoneOperation {
         operation: of.number,
         what: escape(&what),
         guard: step.guard.map(|guard| guard.0),

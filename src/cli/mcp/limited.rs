@@ -19,12 +19,12 @@ const LINE_BYTES_MAX: usize = 4 << 20;
 const UNPARSABLE: &str = "(the request is not valid JSON)";
 
 /// Returns stdin with repaired lines.
-pub fn stdin() -> Lines<Stdin> {
-    Lines::new(tokio::io::stdin(), LINE_BYTES_MAX)
+pub fn stdin() -> JsonLineReader<Stdin> {
+    JsonLineReader::new(tokio::io::stdin(), LINE_BYTES_MAX)
 }
 
 /// A reader that repairs each line, and fails if a line is too long.
-pub struct Lines<R> {
+pub struct JsonLineReader<R> {
     inner: BufReader<R>,
     /// The incomplete current line.
     line: Vec<u8>,
@@ -33,9 +33,9 @@ pub struct Lines<R> {
     mended: (Vec<u8>, usize),
 }
 
-impl<R: AsyncRead + Unpin> Lines<R> {
-    fn new(inner: R, line_max: usize) -> Lines<R> {
-        Lines {
+impl<R: AsyncRead + Unpin> JsonLineReader<R> {
+    fn new(inner: R, line_max: usize) -> JsonLineReader<R> {
+        JsonLineReader {
             inner: BufReader::new(inner),
             line: Vec::new(),
             line_max,
@@ -65,7 +65,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Lines<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for JsonLineReader<R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -168,7 +168,7 @@ mod tests {
         let read = |text: Vec<u8>| {
             runtime.block_on(async {
                 let mut all = Vec::new();
-                let mut lines = Lines::new(io::Cursor::new(text), 100);
+                let mut lines = JsonLineReader::new(io::Cursor::new(text), 100);
                 lines.read_to_end(&mut all).await
             })
         };

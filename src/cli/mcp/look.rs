@@ -8,12 +8,12 @@ use base64::Engine as _;
 
 use super::super::error::io_error;
 use super::super::hunks::Style;
-use super::super::locate::{self, Served};
+use super::super::locate::{self, ServedTree};
 use super::super::output::{Out, escape};
-use super::super::past::{Found, Tree, state};
+use super::super::past::{PathInState, StateTree, state};
 use super::super::patch;
-use super::answers::{Changes, Diff, Log, Past, Status, Version, Versions, name, warnings};
-use super::{Seat, asked, path_of, paths_of, state_or_latest};
+use super::answers::{Changes, Diff, FileContent, Log, Status, Version, Versions, name, warnings};
+use super::{McpContext, asked, path_of, paths_of, state_or_latest};
 use crate::engine::api::{
     Change, CheckpointInfo, Compare, GetStatus, ListBranches, ListVersions, Query, ShowCheckpoint,
     StateName, TreePath, VerbResult, VersionInfo, is_among,
@@ -25,7 +25,7 @@ const LOOKED_AT_BYTES_MAX: u64 = 16 << 20;
 /// Maximum size of all searched versions, bytes.
 const LOOKED_AT_ALL_MAX: u64 = 256 << 20;
 
-pub fn status(seat: &Seat, asked: asked::Status) -> VerbResult<Status> {
+pub fn status(seat: &McpContext, asked: asked::Status) -> VerbResult<Status> {
     let mut served = seat.served()?;
     let status = served.client.ask(GetStatus)?;
     let branches = served.client.ask(ListBranches::default())?;
@@ -40,7 +40,7 @@ pub fn status(seat: &Seat, asked: asked::Status) -> VerbResult<Status> {
     })
 }
 
-pub fn log(seat: &Seat, asked: asked::Log) -> VerbResult<Log> {
+pub fn log(seat: &McpContext, asked: asked::Log) -> VerbResult<Log> {
     let limit = asked::limit(asked.limit);
     let mut query = Query {
         tag: asked.tag,
@@ -56,7 +56,7 @@ pub fn log(seat: &Seat, asked: asked::Log) -> VerbResult<Log> {
         Some(path) => {
             let served = seat.served()?;
             query.path = Some(path_of(&served, path)?);
-            crate::control::History::Daemon(served.client)
+            crate::control::VerbExecutor::Daemon(served.client)
         }
         None => locate::history(seat.dir.as_deref())?,
     };
@@ -75,7 +75,7 @@ fn state_name(state: Option<&CheckpointInfo>) -> String {
     state.map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string())
 }
 
-pub fn diff(seat: &Seat, asked: asked::Diff) -> VerbResult<Diff> {
+pub fn diff(seat: &McpContext, asked: asked::Diff) -> VerbResult<Diff> {
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
     // Resolve names to numbers once: a time or `latest` may mean another checkpoint in the next
@@ -91,8 +91,8 @@ pub fn diff(seat: &Seat, asked: asked::Diff) -> VerbResult<Diff> {
     changes.retain(|change| is_asked(&change.path) || change.from.as_ref().is_some_and(is_asked));
     let patch = if asked.patch {
         let trees = (
-            Tree::at(&served, from.as_ref())?,
-            Tree::at(&served, to.as_ref())?,
+            StateTree::at(&served, from.as_ref())?,
+            StateTree::at(&served, to.as_ref())?,
         );
         Some(patch_of(&changes, &trees, asked::bytes(asked.max_bytes))?)
     } else {
@@ -115,7 +115,7 @@ pub fn diff(seat: &Seat, asked: asked::Diff) -> VerbResult<Diff> {
 /// Returns a patch, whether it was truncated, and warnings about missing paths.
 fn patch_of(
     changes: &[Change],
-    (before, after): &(Tree, Tree),
+    (before, after): &(StateTree, StateTree),
     bytes_max: usize,
 ) -> VerbResult<(String, bool, Vec<String>)> {
     let mut out = Out::to_memory(bytes_max);
@@ -152,11 +152,11 @@ fn whole(text: &[u8]) -> usize {
     }
 }
 
-pub fn read_past(seat: &Seat, asked: asked::ReadPast) -> VerbResult<Past> {
+pub fn read_past(seat: &McpContext, asked: asked::ReadPast) -> VerbResult<FileContent> {
     let mut served = seat.served()?;
     let checkpoint = state(&mut served, &asked.checkpoint)?;
     let path = path_of(&served, &asked.path)?;
-    let found = Found::new(&served, checkpoint, path)?;
+    let found = PathInState::new(&served, checkpoint, path)?;
     let failed = |cause: io::Error| found.failed(cause.into());
     let file = found
         .tree
@@ -187,7 +187,7 @@ pub fn read_past(seat: &Seat, asked: asked::ReadPast) -> VerbResult<Past> {
     let text = (is_text || content.is_empty())
         .then(|| String::from_utf8(content.clone()).ok())
         .flatten();
-    Ok(Past {
+    Ok(FileContent {
         checkpoint: state_name(found.checkpoint.as_ref()),
         path: name(&found.path),
         size,
@@ -201,12 +201,12 @@ pub fn read_past(seat: &Seat, asked: asked::ReadPast) -> VerbResult<Past> {
     })
 }
 
-pub fn find_version(seat: &Seat, asked: asked::FindVersion) -> VerbResult<Versions> {
+pub fn find_version(seat: &McpContext, asked: asked::FindVersion) -> VerbResult<Versions> {
     let limit = asked::limit(asked.limit);
     let mut served = seat.served()?;
     let path = path_of(&served, &asked.path)?;
     let all = served.client.ask(ListVersions { path: path.clone() })?;
-    let mut looked = Looked::default();
+    let mut looked = TextSearch::default();
     let versions = all
         .iter()
         .take(limit)
@@ -231,17 +231,17 @@ pub fn find_version(seat: &Seat, asked: asked::FindVersion) -> VerbResult<Versio
 
 /// Search of versions for a text.
 #[derive(Default)]
-struct Looked {
+struct TextSearch {
     bytes: u64,
     /// Number of versions that were not searched.
     not: u64,
 }
 
-impl Looked {
+impl TextSearch {
     /// Returns whether a version contains a text; `None`: not a file, or not searched.
     fn contains(
         &mut self,
-        served: &Served,
+        served: &ServedTree,
         version: &VersionInfo,
         path: &TreePath,
         text: &str,
@@ -253,7 +253,7 @@ impl Looked {
         }
         self.bytes += size;
         let mut content = Vec::new();
-        let file = Tree::at(served, version.checkpoint.as_ref())
+        let file = StateTree::at(served, version.checkpoint.as_ref())
             .ok()
             .and_then(|tree| tree.open_file(path).ok());
         let read = file.and_then(|file| {

@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use rmcp::ServiceExt;
 
 use super::context::Context;
-use super::error::{On, Outcome, error, hinted};
-use super::locate::{self, Served};
+use super::error::{ErrorContext, Outcome, error, hinted};
+use super::locate::{self, ServedTree};
 use super::tree_path::in_tree;
 use crate::engine::api::{Code, StateName, TreePath, VerbResult};
 use crate::sys;
@@ -36,7 +36,7 @@ const PATHS_MAX: usize = 1000;
 pub struct Args {}
 
 pub fn run(_: Args, context: &mut Context) -> Outcome {
-    let seat = Seat {
+    let seat = McpContext {
         dir: context.dir.clone(),
         agent: agent(),
     };
@@ -72,17 +72,17 @@ fn agent() -> Option<(u32, u64)> {
 }
 
 /// The working directory of a server and its client.
-struct Seat {
+struct McpContext {
     /// Argument of `-C`.
     dir: Option<PathBuf>,
     /// See [`agent`]; `None`: it has already exited.
     agent: Option<(u32, u64)>,
 }
 
-impl Seat {
+impl McpContext {
     /// Connects to the daemon of the tree. Each call looks it up again, because the tree may be
     /// mounted later.
-    fn served(&self) -> VerbResult<Served> {
+    fn served(&self) -> VerbResult<ServedTree> {
         locate::served(self.dir.as_deref())
     }
 
@@ -103,7 +103,7 @@ impl Seat {
 ///
 /// # Errors
 /// `unknown-path`: outside of the tree; `usage`: too many.
-fn paths_of(served: &Served, paths: &[String]) -> VerbResult<Vec<TreePath>> {
+fn paths_of(served: &ServedTree, paths: &[String]) -> VerbResult<Vec<TreePath>> {
     if paths.len() > PATHS_MAX {
         return Err(hinted(
             Code::Usage,
@@ -114,7 +114,7 @@ fn paths_of(served: &Served, paths: &[String]) -> VerbResult<Vec<TreePath>> {
     paths.iter().map(|path| path_of(served, path)).collect()
 }
 
-fn path_of(served: &Served, path: &str) -> VerbResult<TreePath> {
+fn path_of(served: &ServedTree, path: &str) -> VerbResult<TreePath> {
     if path.contains('\0') {
         return Err(error(Code::UnknownPath, "a path cannot contain NUL"));
     }

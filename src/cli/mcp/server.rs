@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::super::error::error;
 use super::super::output::escape;
-use super::{Seat, answers, asked, branches, change, look};
+use super::{McpContext, answers, asked, branches, change, look};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
 /// Maximum number of concurrent calls; further ones wait.
@@ -19,15 +19,15 @@ const WORKING_MAX: usize = 4;
 
 /// The MCP server of an agent.
 pub struct Server {
-    seat: Arc<Seat>,
+    seat: Arc<McpContext>,
     turns: Arc<Semaphore>,
     tools: ToolRouter<Server>,
 }
 
 /// Error of a tool.
-pub struct Refused(VerbError);
+pub struct ToolError(VerbError);
 
-impl IntoCallToolResult for Refused {
+impl IntoCallToolResult for ToolError {
     /// Returns a tool result instead of a protocol error, so that the agent reads it.
     fn into_call_tool_result(self) -> Result<CallToolResponse, ErrorData> {
         let VerbError {
@@ -47,7 +47,7 @@ impl IntoCallToolResult for Refused {
 }
 
 impl Server {
-    pub fn new(seat: Seat) -> Server {
+    pub fn new(seat: McpContext) -> Server {
         Server {
             seat: Arc::new(seat),
             turns: Arc::new(Semaphore::new(WORKING_MAX)),
@@ -58,8 +58,8 @@ impl Server {
     /// Runs a tool on a thread that may block.
     async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Seat) -> VerbResult<T> + Send + 'static,
-    ) -> Result<Json<T>, Refused> {
+        work: impl FnOnce(&McpContext) -> VerbResult<T> + Send + 'static,
+    ) -> Result<Json<T>, ToolError> {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.turns).acquire_owned().await;
         let seat = Arc::clone(&self.seat);
@@ -68,8 +68,8 @@ impl Server {
             work(&seat)
         });
         match done.await {
-            Ok(answer) => answer.map(Json).map_err(Refused),
-            Err(why) => Err(Refused(error(Code::Internal, why.to_string()))),
+            Ok(answer) => answer.map(Json).map_err(ToolError),
+            Err(why) => Err(ToolError(error(Code::Internal, why.to_string()))),
         }
     }
 }
@@ -81,7 +81,7 @@ impl Server {
     async fn status(
         &self,
         Parameters(asked): Parameters<asked::Status>,
-    ) -> Result<Json<answers::Status>, Refused> {
+    ) -> Result<Json<answers::Status>, ToolError> {
         self.work(move |seat| look::status(seat, asked)).await
     }
 
@@ -97,7 +97,7 @@ impl Server {
     async fn checkpoint(
         &self,
         Parameters(asked): Parameters<asked::Checkpoint>,
-    ) -> Result<Json<answers::Made>, Refused> {
+    ) -> Result<Json<answers::CheckpointResult>, ToolError> {
         self.work(move |seat| change::checkpoint(seat, asked)).await
     }
 
@@ -110,7 +110,7 @@ impl Server {
     async fn log(
         &self,
         Parameters(asked): Parameters<asked::Log>,
-    ) -> Result<Json<answers::Log>, Refused> {
+    ) -> Result<Json<answers::Log>, ToolError> {
         self.work(move |seat| look::log(seat, asked)).await
     }
 
@@ -119,7 +119,7 @@ impl Server {
     async fn diff(
         &self,
         Parameters(asked): Parameters<asked::Diff>,
-    ) -> Result<Json<answers::Diff>, Refused> {
+    ) -> Result<Json<answers::Diff>, ToolError> {
         self.work(move |seat| look::diff(seat, asked)).await
     }
 
@@ -132,7 +132,7 @@ impl Server {
     async fn read_past(
         &self,
         Parameters(asked): Parameters<asked::ReadPast>,
-    ) -> Result<Json<answers::Past>, Refused> {
+    ) -> Result<Json<answers::FileContent>, ToolError> {
         self.work(move |seat| look::read_past(seat, asked)).await
     }
 
@@ -146,7 +146,7 @@ impl Server {
     async fn find_version(
         &self,
         Parameters(asked): Parameters<asked::FindVersion>,
-    ) -> Result<Json<answers::Versions>, Refused> {
+    ) -> Result<Json<answers::Versions>, ToolError> {
         self.work(move |seat| look::find_version(seat, asked)).await
     }
 
@@ -163,7 +163,7 @@ impl Server {
     async fn restore(
         &self,
         Parameters(asked): Parameters<asked::Restore>,
-    ) -> Result<Json<answers::Restored>, Refused> {
+    ) -> Result<Json<answers::Restored>, ToolError> {
         self.work(move |seat| change::restore(seat, asked)).await
     }
 
@@ -179,7 +179,7 @@ impl Server {
     async fn undo(
         &self,
         Parameters(asked): Parameters<asked::Undo>,
-    ) -> Result<Json<answers::Undone>, Refused> {
+    ) -> Result<Json<answers::Undone>, ToolError> {
         self.work(move |seat| change::undo(seat, asked)).await
     }
 
@@ -195,7 +195,7 @@ impl Server {
     async fn branch_create(
         &self,
         Parameters(asked): Parameters<asked::BranchCreate>,
-    ) -> Result<Json<answers::BranchMade>, Refused> {
+    ) -> Result<Json<answers::BranchMade>, ToolError> {
         self.work(move |seat| branches::create(seat, asked)).await
     }
 
@@ -207,8 +207,8 @@ impl Server {
     ))]
     async fn branch_list(
         &self,
-        Parameters(_): Parameters<asked::Nothing>,
-    ) -> Result<Json<answers::Branches>, Refused> {
+        Parameters(_): Parameters<asked::NoParams>,
+    ) -> Result<Json<answers::Branches>, ToolError> {
         self.work(branches::list).await
     }
 
@@ -217,7 +217,7 @@ impl Server {
     async fn branch_conflicts(
         &self,
         Parameters(asked): Parameters<asked::BranchConflicts>,
-    ) -> Result<Json<answers::Conflicts>, Refused> {
+    ) -> Result<Json<answers::Conflicts>, ToolError> {
         self.work(move |seat| branches::conflicts(seat, asked))
             .await
     }
@@ -234,7 +234,7 @@ impl Server {
     async fn branch_merge(
         &self,
         Parameters(asked): Parameters<asked::BranchMerge>,
-    ) -> Result<Json<answers::Merged>, Refused> {
+    ) -> Result<Json<answers::Merged>, ToolError> {
         self.work(move |seat| branches::merge(seat, asked)).await
     }
 
@@ -250,7 +250,7 @@ impl Server {
     async fn branch_drop(
         &self,
         Parameters(asked): Parameters<asked::BranchDrop>,
-    ) -> Result<Json<answers::Dropped>, Refused> {
+    ) -> Result<Json<answers::Dropped>, ToolError> {
         self.work(move |seat| branches::drop(seat, asked)).await
     }
 }

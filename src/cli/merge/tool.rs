@@ -18,7 +18,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use super::super::error::{On, error, hinted};
+use super::super::error::{ErrorContext, error, hinted};
 use super::super::interrupt::Interrupt;
 use crate::control::Client;
 use crate::engine::api::{
@@ -40,7 +40,7 @@ const TRIES: u32 = 100;
 const EXTENSION_MAX: usize = 16;
 
 /// The tool and the constant arguments.
-pub struct Tool<'a> {
+pub struct MergeTool<'a> {
     command: OsString,
     /// The merged branch or checkpoint, and the merge base.
     what: &'a str,
@@ -49,29 +49,29 @@ pub struct Tool<'a> {
 }
 
 /// A private directory, removed on drop.
-struct Private(PathBuf);
+struct PrivateDir(PathBuf);
 
-impl Drop for Private {
+impl Drop for PrivateDir {
     fn drop(&mut self) {
         // Best effort: what remains was left by the tool.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-impl Private {
-    fn make() -> VerbResult<Private> {
+impl PrivateDir {
+    fn make() -> VerbResult<PrivateDir> {
         let temporary = std::env::temp_dir();
         let mut made = Err(io::ErrorKind::AlreadyExists.into());
         for number in 0..TRIES {
             let path = temporary.join(format!("ckptfs-merge-{}-{number}", std::process::id()));
             made = DirBuilder::new().mode(0o700).create(&path);
             match &made {
-                Ok(()) => return Ok(Private(path)),
+                Ok(()) => return Ok(PrivateDir(path)),
                 Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(_) => break,
             }
         }
-        made.map(|()| Private(PathBuf::new()))
+        made.map(|()| PrivateDir(PathBuf::new()))
             .on("a directory for the tool")
     }
 }
@@ -130,7 +130,7 @@ fn hash(text: &[u8]) -> String {
     blake3::hash(text).to_hex().to_string()
 }
 
-impl<'a> Tool<'a> {
+impl<'a> MergeTool<'a> {
     /// # Errors
     /// `usage`: the command does not contain the file for its result.
     pub fn new(
@@ -138,7 +138,7 @@ impl<'a> Tool<'a> {
         what: &'a str,
         base: CheckpointId,
         cwd: &'a Path,
-    ) -> VerbResult<Tool<'a>> {
+    ) -> VerbResult<MergeTool<'a>> {
         if !command
             .as_bytes()
             .windows(2)
@@ -150,7 +150,7 @@ impl<'a> Tool<'a> {
                 "as for git's merge drivers: --tool 'git merge-file %A %O %B' or --tool 'mergiraf merge --git %O %A %B -p %P -l %L'",
             ));
         }
-        Ok(Tool {
+        Ok(MergeTool {
             command: script(command),
             what,
             base,
@@ -168,7 +168,7 @@ impl<'a> Tool<'a> {
         version: &MergeVersion,
         interrupt: &Interrupt,
     ) -> VerbResult<Option<MergeAnswer>> {
-        let dir = Private::make()?;
+        let dir = PrivateDir::make()?;
         let extension = extension(&version.path);
         let place = |name: &str| dir.0.join(format!("{name}{extension}"));
         let places = [place("base"), place("ours"), place("theirs")];

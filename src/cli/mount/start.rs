@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::super::detached;
 use super::super::error::hinted;
-use super::super::launch::{self, Ready, Starter};
-use super::{Prepared, check_unserved};
-use crate::control::{Client, Store};
+use super::super::launch::{self, DaemonParent, DaemonReady};
+use super::{PreparedMount, check_unserved};
+use crate::control::{Client, StoreDir};
 use crate::engine::api::{Code, GetStatus, VerbError, VerbResult};
 use crate::sys;
 
@@ -23,7 +23,11 @@ const LEAVING_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// Those of the daemon.
-pub fn start(prepared: &Prepared, starter: Starter, mut waits: impl FnMut()) -> VerbResult<Ready> {
+pub fn start(
+    prepared: &PreparedMount,
+    starter: DaemonParent,
+    mut waits: impl FnMut(),
+) -> VerbResult<DaemonReady> {
     let (began, daemon) = (Instant::now(), &prepared.daemon);
     let mut is_leaving = || {
         waits();
@@ -52,7 +56,7 @@ pub fn start(prepared: &Prepared, starter: Starter, mut waits: impl FnMut()) -> 
 /// ended within [`LEAVING_USUAL`] or has no visible users.
 fn is_leaving(backing: &Path) -> bool {
     let client = |store| Client::of(&store).ok();
-    let Some(mut client) = Store::of(backing).ok().flatten().and_then(client) else {
+    let Some(mut client) = StoreDir::of(backing).ok().flatten().and_then(client) else {
         // Its socket is closed.
         std::thread::sleep(LEAVING_PAUSE);
         return true;
@@ -69,7 +73,7 @@ fn is_leaving(backing: &Path) -> bool {
 /// Returns the error for a directory that is in use without a visible mount, because of a lazy
 /// unmount, and the number of its visible users.
 fn still_served(backing: &Path) -> Option<(VerbError, usize)> {
-    let store = Store::of(backing).ok()??;
+    let store = StoreDir::of(backing).ok()??;
     let status = Client::of(&store).ok()?.ask(GetStatus).ok()?;
     let found = detached::served(&status)?;
     let (message, hint) = detached::explained(&status, &found);

@@ -12,8 +12,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::context::Context;
-use super::super::error::{Failure, On, Outcome};
-use super::super::locate::{self, Served};
+use super::super::error::{ErrorContext, Failure, Outcome};
+use super::super::locate::{self, ServedTree};
 use super::push::{self, Args};
 use crate::engine::Engine;
 use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError, VerbResult};
@@ -89,7 +89,7 @@ fn may_pass(error: &VerbError) -> bool {
     )
 }
 
-fn newest(served: &mut Served) -> VerbResult<Option<CheckpointId>> {
+fn newest(served: &mut ServedTree) -> VerbResult<Option<CheckpointId>> {
     let latest = served.client.ask(ShowCheckpoint {
         state: StateName("latest".to_owned()),
     });
@@ -101,7 +101,7 @@ fn newest(served: &mut Served) -> VerbResult<Option<CheckpointId>> {
 }
 
 /// Returns the successor of a daemon that is gone.
-fn again(context: &Context) -> Option<Served> {
+fn again(context: &Context) -> Option<ServedTree> {
     let until = Instant::now() + GONE;
     while Instant::now() < until {
         std::thread::sleep(GONE / 10);

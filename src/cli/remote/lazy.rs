@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 use super::super::context::Context;
 use super::super::copies;
-use super::super::error::{On, hinted};
+use super::super::error::{ErrorContext, hinted};
 use super::super::launch;
-use super::super::origin::Begun;
+use super::super::origin::OriginInputs;
 use super::super::output::can_ask;
 use super::super::remotes::names;
 use super::{oci, repository};
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::origin::ServedOrigin;
 use crate::engine::word::word;
-use crate::remote::restic::lazy::record::Stored;
-use crate::remote::restic::lazy::{Lazy, Wishes};
-use crate::remote::restic::{Purpose, guarded};
+use crate::remote::restic::lazy::record::StoredOrigin;
+use crate::remote::restic::lazy::{FetchOptions, RemoteBase};
+use crate::remote::restic::{OpenPurpose, guarded};
 use crate::sys;
 use crate::volumes::tool;
 
@@ -29,7 +29,7 @@ use crate::volumes::tool;
 ///
 /// # Errors
 /// `not-empty`; those of the remote.
-pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun> {
+pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<OriginInputs> {
     if oci::is_place(from) {
         return Err(hinted(
             Code::BadRemote,
@@ -44,7 +44,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun
     let names = names()?;
     let named = names.get(name)?;
     let root = File::from(copies::open_destination(dest)?);
-    if Stored::is_there(&root) {
+    if StoredOrigin::is_there(&root) {
         return again((name, id), dest, &root, context);
     }
     if !sys::list_dir(&root)
@@ -70,7 +70,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun
         }
     };
     let (left_out, checkpoint) = guarded(|| {
-        let remote = repository::open_with(named, &password, Purpose::Verb)?;
+        let remote = repository::open_with(named, &password, OpenPurpose::Verb)?;
         let pushed = super::pull::choose(remote.pushed(None)?, (name, id), context)?;
         Ok((remote.make_origin(name, &pushed, &root)?, pushed.checkpoint))
     })?;
@@ -80,7 +80,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun
             crate::engine::word::count(left_out, "name")
         ));
     }
-    Ok(Begun {
+    Ok(OriginInputs {
         password: typed,
         note: Some(format!("mounted from checkpoint {checkpoint} of {name}")),
     })
@@ -92,9 +92,9 @@ fn again(
     dest: &Path,
     root: &File,
     context: &mut Context,
-) -> VerbResult<Begun> {
-    let Some(stored) = Stored::of(root)? else {
-        return Ok(Begun::default());
+) -> VerbResult<OriginInputs> {
+    let Some(stored) = StoredOrigin::of(root)? else {
+        return Ok(OriginInputs::default());
     };
     let record = &stored.record;
     let same = id.is_none_or(|id| {
@@ -121,9 +121,9 @@ fn again(
 ///
 /// # Errors
 /// `bad-store`. Without a password only a warning is printed.
-pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
-    let mut begun = Begun::default();
-    let Some(stored) = Stored::of(root)? else {
+pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<OriginInputs> {
+    let mut begun = OriginInputs::default();
+    let Some(stored) = StoredOrigin::of(root)? else {
         return Ok(begun);
     };
     let password = names().and_then(|names| {
@@ -150,7 +150,7 @@ pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
 /// # Errors
 /// `bad-store`; `io`.
 pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<ServedOrigin>> {
-    let Some(stored) = Stored::of(root)? else {
+    let Some(stored) = StoredOrigin::of(root)? else {
         return Ok(None);
     };
     let (name, repository) = (&stored.record.remote, &stored.record.repository);
@@ -166,10 +166,10 @@ pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<Serv
             .spawn()
     };
     let (limit, on_open_only) = wishes;
-    let wishes = Wishes {
+    let wishes = FetchOptions {
         limit,
         on_open_only,
     };
-    let lazy = Lazy::open(stored, Box::new(starter), wishes)?;
+    let lazy = RemoteBase::open(stored, Box::new(starter), wishes)?;
     Ok(Some(ServedOrigin(Arc::new(lazy))))
 }

@@ -22,8 +22,8 @@ use super::remotes::names;
 use super::{locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
-use crate::remote::restic::names::{Named, Names};
-use crate::remote::restic::{Purpose, guarded};
+use crate::remote::restic::names::{RemoteConfig, RemoteConfigs};
+use crate::remote::restic::{OpenPurpose, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Prefix of the address of an image.
@@ -95,7 +95,7 @@ enum What {
 struct Listed<'a> {
     name: &'a str,
     #[serde(flatten)]
-    named: &'a Named,
+    named: &'a RemoteConfig,
     /// The file that contains it.
     file: &'a Path,
 }
@@ -111,7 +111,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             force,
             system,
         } => {
-            let named = Named {
+            let named = RemoteConfig {
                 url: absolute(url)?,
                 password_file: password_file
                     .map(|file| std::path::absolute(&file))
@@ -150,17 +150,21 @@ fn absolute(url: String) -> VerbResult<String> {
 }
 
 /// Returns the remotes that a verb changes.
-fn changed(system: bool) -> VerbResult<Names> {
-    if system { Names::of_system() } else { names() }
+fn changed(system: bool) -> VerbResult<RemoteConfigs> {
+    if system {
+        RemoteConfigs::of_system()
+    } else {
+        names()
+    }
 }
 
-fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome {
+fn add(name: &str, named: RemoteConfig, force: bool, context: &mut Context) -> Outcome {
     let mut names = changed(named.system)?;
     names.check(name, &named, force)?;
     if named.url.starts_with('/') && std::path::Path::new(&named.url).is_file() {
         return Err(error(Code::NotADirectory, format!("{} is a file", named.url)).into());
     }
-    repository::open(&named, Purpose::Create)?;
+    repository::open(&named, OpenPurpose::Create)?;
     names.add(name, named.clone(), force)?;
     let listed = Listed {
         name,
@@ -208,7 +212,7 @@ fn list(context: &mut Context) -> Outcome {
 pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> {
     let mut served = locate::served(context.dir())?;
     let store = repository::store_of(&mut served)?.unwrap_or_default();
-    let pushed = repository::open(names()?.get(name)?, Purpose::Verb)?.pushed(Some(&store))?;
+    let pushed = repository::open(names()?.get(name)?, OpenPurpose::Verb)?.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let is_there = |one: &CheckpointInfo| pushed.iter().any(|known| push::is_of(known, one));
     Ok(kept

@@ -6,9 +6,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::copies::{self, Begun, Copied};
-use super::super::error::{Failure, On, Outcome, hinted};
-use super::super::past::Tree;
+use super::super::copies::{self, Copied, ExportStream};
+use super::super::error::{ErrorContext, Failure, Outcome, hinted};
+use super::super::past::StateTree;
 use super::super::progress::Bar;
 use super::super::{locate, size, time};
 use super::{pull, push};
@@ -16,17 +16,17 @@ use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, VerbResult, host_path, microseconds,
 };
 use crate::engine::word::count as plural;
-use crate::remote::oci::image::{self, Origin};
-use crate::remote::oci::layer::{self, Changes, Count, Layer};
+use crate::remote::oci::image::{self, ImageOrigin};
+use crate::remote::oci::layer::{self, Layer, LayerChanges, LayerCounts};
 use crate::remote::oci::pull::{fetch, find};
-use crate::remote::oci::push::{Base, Put, base_for, put, put_again};
+use crate::remote::oci::push::{Base, PutResult, base_for, put, put_again};
 use crate::remote::oci::registry::Registry;
-use crate::remote::oci::unpack::{self, Left};
-use crate::remote::oci::{Place, SCHEME, auth};
+use crate::remote::oci::unpack::{self, LeftOutCounts};
+use crate::remote::oci::{ImageRef, SCHEME, auth};
 use crate::store::ids::CheckpointId;
 use crate::sys;
-use crate::transfer::mark::Mark;
-use crate::transfer::write::{Before, Writer};
+use crate::transfer::mark::ExportMark;
+use crate::transfer::write::{DestState, Writer};
 
 /// Options for a registry.
 #[derive(Debug, clap::Args)]
@@ -41,7 +41,7 @@ pub fn is_place(remote: &str) -> bool {
     remote.starts_with(super::OCI)
 }
 
-fn registry(place: &Place, write: bool, options: &Options) -> VerbResult<Registry> {
+fn registry(place: &ImageRef, write: bool, options: &Options) -> VerbResult<Registry> {
     let known = auth::find(&place.host, &place.name, |name| std::env::var(name).ok());
     Registry::new(place.clone(), known, write, options.plain_http)
 }
@@ -69,7 +69,7 @@ struct Pushed {
 /// Pushes a checkpoint.
 pub fn push(args: &push::Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let place = Place::parse(&args.remote)?;
+    let place = ImageRef::parse(&args.remote)?;
     if place.digest().is_some() {
         return usage(
             "an image is pushed under a tag, not under a digest",
@@ -113,9 +113,10 @@ pub fn push(args: &push::Args, context: &mut Context) -> Outcome {
     };
     if !args.dry_run {
         let (put, count) = match &base {
-            Some(base) if base.origin.checkpoint == source.checkpoint.id => {
-                (put_again(&registry, place.tag(), base)?, Count::default())
-            }
+            Some(base) if base.origin.checkpoint == source.checkpoint.id => (
+                put_again(&registry, place.tag(), base)?,
+                LayerCounts::default(),
+            ),
             base => source.put(&registry, &place, base.as_ref(), &mut answer, context)?,
         };
         (answer.digest, answer.layers, answer.sent_bytes) =
@@ -171,12 +172,12 @@ fn tell_pushed(answer: &Pushed, context: &mut Context) -> Outcome {
 /// Source of a push.
 struct Source {
     checkpoint: CheckpointInfo,
-    origin: Origin,
+    origin: ImageOrigin,
     /// Name of the directory.
     title: String,
     view: std::os::fd::OwnedFd,
     /// Export of the whole checkpoint.
-    whole: Option<Begun>,
+    whole: Option<ExportStream>,
 }
 
 impl Source {
@@ -186,11 +187,11 @@ impl Source {
         let checkpoint = served.client.ask(ShowCheckpoint { state })?;
         let title = served.root.file_name().unwrap_or_default();
         let title = title.to_string_lossy().into_owned();
-        let view = Tree::at(&served, Some(&checkpoint))?.into_root();
+        let view = StateTree::at(&served, Some(&checkpoint))?.into_root();
         // In the order of names, so that the same checkpoint becomes the same layer.
-        let begun = Begun::whole(served.client, checkpoint.id, None)?;
+        let begun = ExportStream::whole(served.client, checkpoint.id, None)?;
         Ok(Source {
-            origin: Origin::new(&begun.part.store, &checkpoint),
+            origin: ImageOrigin::new(&begun.part.store, &checkpoint),
             checkpoint,
             title,
             view,
@@ -202,11 +203,11 @@ impl Source {
     fn base(
         &self,
         registry: &Registry,
-        place: &Place,
+        place: &ImageRef,
         context: &Context,
     ) -> VerbResult<Option<Base>> {
         let mut client = copies::served(context)?.client;
-        let mut is_kept = |origin: &Origin| -> VerbResult<bool> {
+        let mut is_kept = |origin: &ImageOrigin| -> VerbResult<bool> {
             let state = StateName(origin.checkpoint.to_string());
             match client.ask(ShowCheckpoint { state }) {
                 Ok(kept) => Ok(kept.created == origin.created),
@@ -222,11 +223,11 @@ impl Source {
     fn put(
         &mut self,
         registry: &Registry,
-        place: &Place,
+        place: &ImageRef,
         base: Option<&Base>,
         answer: &mut Pushed,
         context: &Context,
-    ) -> VerbResult<(Put, Count)> {
+    ) -> VerbResult<(PutResult, LayerCounts)> {
         let bar = Bar::files(&context.out, "packing");
         let packed = match base {
             Some(base) => self.difference(base, &bar, context),
@@ -266,11 +267,11 @@ impl Source {
         context: &Context,
     ) -> VerbResult<(bool, Option<Layer>)> {
         let (id, from) = (self.checkpoint.id.to_string(), base.origin.checkpoint);
-        let begun = Begun::begin(copies::served(context)?, &id, Some(from))?;
+        let begun = ExportStream::begin(copies::served(context)?, &id, Some(from))?;
         if begun.part.from != Some(from) {
             return self.packed(bar).map(|layer| (true, Some(layer)));
         }
-        let changes = Changes::default();
+        let changes = LayerChanges::default();
         layer::refused(&begun.hand_over(&changes, copies::threads(Some(from)), bar)?)?;
         if changes.is_empty() {
             return Ok((false, None));
@@ -303,7 +304,7 @@ struct Pulled {
 /// Pulls an image.
 pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let place = Place::parse(&args.remote)?;
+    let place = ImageRef::parse(&args.remote)?;
     if args.id.is_some() {
         return usage(
             "which image is said by its tag",
@@ -336,7 +337,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
         duration_us: 0,
     };
     if args.dry_run {
-        return tell_pulled(&answer, Left::default(), context);
+        return tell_pulled(&answer, LeftOutCounts::default(), context);
     }
     sys::umask0();
     // An unusable destination is rejected before layers are fetched.
@@ -347,7 +348,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
     bar.stop();
     let layers = layers?;
     let bar = Bar::files(&context.out, "reading");
-    let tree = unpack::Tree::read(&layers, args.trusted, &|done| bar.at(done, 0));
+    let tree = unpack::ImageTree::read(&layers, args.trusted, &|done| bar.at(done, 0));
     bar.stop();
     let tree = tree?;
     answer.copied = Some(write(&answer.into, &layers, &tree, before, mark, context)?);
@@ -363,12 +364,12 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
 }
 
 /// Returns the mark of a directory with the image; for an image of another program, with its name.
-fn mark_of(place: &Place, origin: Option<&Origin>) -> Mark {
+fn mark_of(place: &ImageRef, origin: Option<&ImageOrigin>) -> ExportMark {
     let (store, checkpoint) = match origin {
         Some(origin) => (origin.store.clone(), origin.checkpoint),
         None => (format!("{SCHEME}{}", place.repository()), CheckpointId(0)),
     };
-    Mark {
+    ExportMark {
         store,
         checkpoint,
         whole: false,
@@ -376,13 +377,13 @@ fn mark_of(place: &Place, origin: Option<&Origin>) -> Mark {
 }
 
 /// Returns the content of a destination that the writer must expect.
-fn before(into: &Path, mark: &Mark) -> VerbResult<Before> {
+fn before(into: &Path, mark: &ExportMark) -> VerbResult<DestState> {
     let dir = copies::open_destination(into)?;
     if copies::is_empty(into, &dir)? {
-        return Ok(Before::Nothing);
+        return Ok(DestState::Nothing);
     }
-    match Mark::read(&dir).unwrap_or_default() {
-        Some(there) if there.store == mark.store => Ok(Before::Anything),
+    match ExportMark::read(&dir).unwrap_or_default() {
+        Some(there) if there.store == mark.store => Ok(DestState::Anything),
         Some(_) => Err(hinted(
             Code::NotEmpty,
             format!("{} holds another tree", into.display()),
@@ -398,10 +399,10 @@ fn before(into: &Path, mark: &Mark) -> VerbResult<Before> {
 /// Writes the tree, and marks it as complete once it is on disk.
 fn write(
     into: &Path,
-    layers: &[unpack::Packed],
-    tree: &unpack::Tree,
-    before: Before,
-    mut mark: Mark,
+    layers: &[unpack::PackedLayer],
+    tree: &unpack::ImageTree,
+    before: DestState,
+    mut mark: ExportMark,
     context: &Context,
 ) -> VerbResult<Copied> {
     let dir = copies::open_destination(into)?;
@@ -427,7 +428,7 @@ fn write(
     Ok(Copied::new(&writer, &refused, Vec::new()))
 }
 
-fn tell_pulled(answer: &Pulled, left: Left, context: &mut Context) -> Outcome {
+fn tell_pulled(answer: &Pulled, left: LeftOutCounts, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     if out.json {
         out.json(answer)?;

@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::super::branch::create::{How, make};
+use super::super::branch::create::{BranchOptions, make};
 use super::super::context::Context;
 use super::super::copies::{self, Copied};
-use super::super::error::{On, Outcome};
-use super::super::locate::{self, Served};
+use super::super::error::{ErrorContext, Outcome};
+use super::super::locate::{self, ServedTree};
 use super::super::past;
 use super::super::remotes::names;
 use super::pull::{Args, choose, fetch};
@@ -23,7 +23,7 @@ use crate::engine::api::{
     CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
 };
 use crate::engine::checkpoint::check_tag;
-use crate::remote::restic::{Purpose, Pushed};
+use crate::remote::restic::{OpenPurpose, PushedSnapshot};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
 use crate::sys::{self, OpenKind};
@@ -53,7 +53,7 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = names()?;
     let mut served = locate::served(context.dir())?;
-    let remote = repository::open(names.get(&args.remote)?, Purpose::Verb)?;
+    let remote = repository::open(names.get(&args.remote)?, OpenPurpose::Verb)?;
     let pushed = choose(
         remote.pushed(None)?,
         (&args.remote, args.id.as_deref()),
@@ -113,9 +113,9 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
 /// Returns the path of the branch, and its base if it was made now. An existing branch is
 /// continued.
 fn branch(
-    served: &mut Served,
+    served: &mut ServedTree,
     name: &str,
-    pushed: &Pushed,
+    pushed: &PushedSnapshot,
     dry_run: bool,
     context: &Context,
 ) -> VerbResult<(PathBuf, Option<CheckpointId>)> {
@@ -131,13 +131,17 @@ fn branch(
         .filter(|one| own.as_ref() == Some(&pushed.store) && one.id <= pushed.checkpoint)
         .max_by_key(|one| (is_of(pushed, one), one.id))
         .or_else(|| kept.iter().max_by_key(|one| one.id));
-    let how = How::without_git(near.map(|near| near.id.to_string()));
+    let how = BranchOptions::without_git(near.map(|near| near.id.to_string()));
     let made = make(served, name, &how, dry_run, &context.out)?;
     Ok((made.branch.path, made.branch.base))
 }
 
 /// Makes a checkpoint of the pulled tree, on disk, with a note of its origin.
-fn checkpoint(on: &mut Served, args: &Args, pushed: &Pushed) -> VerbResult<CheckpointId> {
+fn checkpoint(
+    on: &mut ServedTree,
+    args: &Args,
+    pushed: &PushedSnapshot,
+) -> VerbResult<CheckpointId> {
     let known = on.client.ask(ListCheckpoints)?;
     // Another program may have set tags that are not possible here.
     let is_free =

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::super::context::Context;
 use super::super::copies::{self, Copied};
-use super::super::error::{On, Outcome, hinted};
+use super::super::error::{ErrorContext, Outcome, hinted};
 use super::super::locate;
 use super::super::progress::Bar;
 use super::super::remotes::names;
@@ -18,12 +18,12 @@ use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::export::parts::Refused;
 use crate::engine::word::word;
 use crate::remote::restic::pull::Reader;
-use crate::remote::restic::{Purpose, Pushed, Remote, guarded};
+use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
-use crate::transfer::mark::Mark;
-use crate::transfer::write::{Before, Writer};
-use crate::transfer::{Feed, hand_over};
+use crate::transfer::mark::ExportMark;
+use crate::transfer::write::{DestState, Writer};
+use crate::transfer::{PartSource, hand_over};
 
 /// Threads that fetch and write.
 const THREADS: usize = 2;
@@ -89,7 +89,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = names()?;
-    let remote = repository::open(names.get(&args.remote)?, Purpose::Verb)?;
+    let remote = repository::open(names.get(&args.remote)?, OpenPurpose::Verb)?;
     let pushed = choose(
         remote.pushed(None)?,
         (&args.remote, args.id.as_deref()),
@@ -112,13 +112,13 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let dir = copies::open_destination(&dest)?;
     let before = before(&dest, &dir, &pushed.store)?;
     let own = || dir.try_clone().on(dest.display());
-    let there = if before == Before::Anything {
+    let there = if before == DestState::Anything {
         Some(own()?)
     } else {
         None
     };
     let writer = Writer::of_compared(own()?, before);
-    let mut mark = Mark {
+    let mut mark = ExportMark {
         store: pushed.store.clone(),
         checkpoint: pushed.checkpoint,
         whole: false,
@@ -155,7 +155,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
 /// Those of the repository, and of the directory.
 pub(super) fn fetch(
     remote: Remote,
-    pushed: &Pushed,
+    pushed: &PushedSnapshot,
     (dest, dir): (&Path, &OwnedFd),
     there: Option<OwnedFd>,
     writer: &Writer,
@@ -164,7 +164,7 @@ pub(super) fn fetch(
     writer.prepare().on(dest.display())?;
     let dir = dir.try_clone().on(dest.display())?;
     let reading = Arc::new(remote.read(pushed, dir, there)?);
-    let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn Feed>);
+    let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn PartSource>);
     let bar = Bar::files(&context.out, "fetching");
     let handed = hand_over(feeds.collect(), writer, &|done, total| {
         bar.at(done, total.unwrap_or(0));
@@ -177,10 +177,10 @@ pub(super) fn fetch(
 
 /// Returns the snapshot of a remote for an ID.
 pub(super) fn choose(
-    mut pushed: Vec<Pushed>,
+    mut pushed: Vec<PushedSnapshot>,
     (remote, id): (&str, Option<&str>),
     context: &Context,
-) -> VerbResult<Pushed> {
+) -> VerbResult<PushedSnapshot> {
     // In a tree, only its own checkpoints, if the remote has any; elsewhere all.
     let own = locate::served(context.dir())
         .ok()
@@ -191,7 +191,7 @@ pub(super) fn choose(
         pushed.retain(|one| one.store == *own);
     }
     let id = id.unwrap_or("latest");
-    let is_meant = |one: &Pushed| {
+    let is_meant = |one: &PushedSnapshot| {
         one.checkpoint.to_string() == id
             || one.tags.iter().any(|tag| tag == id)
             || (id.len() >= 6 && one.snapshot.starts_with(id))
@@ -234,14 +234,14 @@ fn unknown((remote, id): (&str, &str), is_there: bool) -> crate::engine::api::Ve
 }
 
 /// Returns the content that the writer must expect.
-fn before(dest: &Path, dir: &OwnedFd, store: &str) -> VerbResult<Before> {
-    let mark = match Mark::read(dir) {
+fn before(dest: &Path, dir: &OwnedFd, store: &str) -> VerbResult<DestState> {
+    let mark = match ExportMark::read(dir) {
         Err(Errno::EINVAL) => None,
         mark => mark.on(dest.display())?,
     };
     match mark {
-        _ if copies::is_empty(dest, dir)? => Ok(Before::Nothing),
-        Some(mark) if mark.store == store => Ok(Before::Anything),
+        _ if copies::is_empty(dest, dir)? => Ok(DestState::Nothing),
+        Some(mark) if mark.store == store => Ok(DestState::Anything),
         _ => Err(hinted(
             Code::NotEmpty,
             format!(

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::copies::Begun;
+use super::super::copies::ExportStream;
 use super::super::error::{Failure, Outcome, error, hinted};
-use super::super::locate::{self, Served};
-use super::super::past::Tree;
+use super::super::locate::{self, ServedTree};
+use super::super::past::StateTree;
 use super::super::progress::Bar;
 use super::super::remotes::names;
 use super::super::{size, time};
@@ -19,8 +19,8 @@ use crate::engine::api::{
     VerbResult, microseconds, push_pin,
 };
 use crate::engine::word::count as plural;
-use crate::remote::restic::push::What;
-use crate::remote::restic::{Purpose, Pushed, Remote, guarded};
+use crate::remote::restic::push::PushSource;
+use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
@@ -114,7 +114,7 @@ fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
         )
         .into());
     };
-    let mut remote = repository::open(named, Purpose::Verb)?;
+    let mut remote = repository::open(named, OpenPurpose::Verb)?;
     let mut pushed = remote.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let wanted = wanted(args, ids, &mut served, &kept, &pushed)?;
@@ -157,9 +157,9 @@ fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
 fn wanted(
     args: &Args,
     ids: &[String],
-    served: &mut Served,
+    served: &mut ServedTree,
     kept: &[CheckpointInfo],
-    pushed: &[Pushed],
+    pushed: &[PushedSnapshot],
 ) -> VerbResult<Vec<CheckpointInfo>> {
     let mut show = |id: &String| {
         served.client.ask(ShowCheckpoint {
@@ -183,7 +183,7 @@ fn wanted(
 
 /// Reports whether a snapshot is that of a checkpoint: number and time are equal. The numbers alone
 /// may be equal in a copy of a store.
-pub(super) fn is_of(pushed: &Pushed, checkpoint: &CheckpointInfo) -> bool {
+pub(super) fn is_of(pushed: &PushedSnapshot, checkpoint: &CheckpointInfo) -> bool {
     pushed.checkpoint == checkpoint.id
         && created(checkpoint).is_ok_and(|created| created == pushed.created)
 }
@@ -192,10 +192,10 @@ pub(super) fn is_of(pushed: &Pushed, checkpoint: &CheckpointInfo) -> bool {
 /// here.
 fn parent_of<'a>(
     one: &CheckpointInfo,
-    pushed: &'a [Pushed],
+    pushed: &'a [PushedSnapshot],
     kept: &[CheckpointInfo],
-) -> Option<&'a Pushed> {
-    let is_kept = |known: &Pushed| kept.iter().any(|kept| is_of(known, kept));
+) -> Option<&'a PushedSnapshot> {
+    let is_kept = |known: &PushedSnapshot| kept.iter().any(|kept| is_of(known, kept));
     pushed
         .iter()
         .filter(|known| known.checkpoint < one.id && is_kept(known))
@@ -213,32 +213,32 @@ fn created(checkpoint: &CheckpointInfo) -> VerbResult<jiff::Timestamp> {
 struct Push<'a> {
     store: &'a str,
     one: &'a CheckpointInfo,
-    parent: Option<&'a Pushed>,
+    parent: Option<&'a PushedSnapshot>,
 }
 
 impl Push<'_> {
     fn run(
         &self,
         remote: Remote,
-        served: &Served,
+        served: &ServedTree,
         context: &Context,
-    ) -> VerbResult<(Remote, Pushed, Sent)> {
+    ) -> VerbResult<(Remote, PushedSnapshot, Sent)> {
         let started = Instant::now();
         let client = served
             .client
             .again()
             .ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
         let since = self.parent.map(|parent| parent.checkpoint);
-        let begun = Begun::whole(client, self.one.id, since)?;
+        let begun = ExportStream::whole(client, self.one.id, since)?;
         // If the parent was deleted since, every file is sent and read.
         let parent = self.parent.filter(|_| begun.part.from == since);
-        let view = Tree::at(served, Some(self.one))?;
+        let view = StateTree::at(served, Some(self.one))?;
         let bar = Bar::files(&context.out, "pushing");
         let root = served.root.file_name().map_or_else(
             || "tree".to_owned(),
             |name| name.to_string_lossy().into_owned(),
         );
-        let what = What {
+        let what = PushSource {
             store: self.store.to_owned(),
             checkpoint: self.one.id,
             tags: self.one.tags.clone(),
@@ -322,7 +322,7 @@ fn tell(sent: &Sent, context: &mut Context) -> Outcome {
 
 /// Pins the newest checkpoint that a remote has, because the next push starts from it, and unpins
 /// the one before.
-fn follow(remote: &str, sent: &CheckpointInfo, served: &mut Served) -> VerbResult<()> {
+fn follow(remote: &str, sent: &CheckpointInfo, served: &mut ServedTree) -> VerbResult<()> {
     let reason = push_pin(remote);
     let kept = served.client.ask(ListCheckpoints)?;
     let mut pin = |id: CheckpointId, reason: Option<String>| {

@@ -3,13 +3,13 @@
 use std::os::fd::AsFd;
 
 use super::super::context::Context;
-use super::super::error::{On, Outcome};
+use super::super::error::{ErrorContext, Outcome};
 use super::super::holder::null;
 use super::super::remotes::names;
 use super::repository;
 use crate::engine::origin::TYPED_PASSWORD;
 use crate::remote::limits::Limits;
-use crate::remote::restic::Purpose;
+use crate::remote::restic::OpenPurpose;
 use crate::remote::restic::lazy::reader;
 use crate::sys::{self, host};
 
@@ -36,7 +36,7 @@ pub fn run(args: Args, _: &mut Context) -> Outcome {
         let named = names.get(&args.remote)?;
         let password = named.password()?;
         let password = password.or_else(|| std::env::var(TYPED_PASSWORD).ok());
-        repository::open_with(named, &password.unwrap_or_default(), Purpose::Serve)
+        repository::open_with(named, &password.unwrap_or_default(), OpenPurpose::Serve)
     };
     Ok(reader::serve(&control, Box::new(opener), args.repository).on("stdin")?)
 }

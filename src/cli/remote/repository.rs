@@ -1,19 +1,19 @@
 //! Common parts of the verbs for remotes: opening a repository, and the store of a tree.
 
-use super::super::copies::Begun;
+use super::super::copies::ExportStream;
 use super::super::error::{error, hinted, io_error};
-use super::super::locate::Served;
+use super::super::locate::ServedTree;
 use super::super::output::can_ask;
 use crate::engine::api::{Code, ListCheckpoints, VerbResult};
 
-use crate::remote::restic::names::Named;
-use crate::remote::restic::{Purpose, Remote};
+use crate::remote::restic::names::RemoteConfig;
+use crate::remote::restic::{OpenPurpose, Remote};
 
 /// Opens a repository; asks for the password if none is configured.
 ///
 /// # Errors
 /// `bad-password`, `no-terminal`; those of the repository.
-pub fn open(named: &Named, purpose: Purpose) -> VerbResult<Remote> {
+pub fn open(named: &RemoteConfig, purpose: OpenPurpose) -> VerbResult<Remote> {
     let password = match named.password()? {
         Some(password) => password,
         None => asked(named)?,
@@ -25,7 +25,7 @@ pub fn open(named: &Named, purpose: Purpose) -> VerbResult<Remote> {
 ///
 /// # Errors
 /// `no-terminal`.
-pub fn asked(named: &Named) -> VerbResult<String> {
+pub fn asked(named: &RemoteConfig) -> VerbResult<String> {
     if can_ask() {
         let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
         return asked.map_err(|cause| io_error("the terminal", cause));
@@ -42,7 +42,7 @@ pub fn asked(named: &Named) -> VerbResult<String> {
 ///
 /// # Errors
 /// `bad-password`; those of the repository.
-pub fn open_with(named: &Named, password: &str, purpose: Purpose) -> VerbResult<Remote> {
+pub fn open_with(named: &RemoteConfig, password: &str, purpose: OpenPurpose) -> VerbResult<Remote> {
     if password.is_empty() {
         return Err(hinted(
             Code::BadPassword,
@@ -58,7 +58,7 @@ pub fn open_with(named: &Named, password: &str, purpose: Purpose) -> VerbResult<
 }
 
 /// Returns the number of a tree's store; `None`: it has no checkpoint yet.
-pub fn store_of(served: &mut Served) -> VerbResult<Option<String>> {
+pub fn store_of(served: &mut ServedTree) -> VerbResult<Option<String>> {
     let checkpoints = served.client.ask(ListCheckpoints)?;
     let Some(newest) = checkpoints.first() else {
         return Ok(None);
@@ -66,5 +66,7 @@ pub fn store_of(served: &mut Served) -> VerbResult<Option<String>> {
     let Some(client) = served.client.again() else {
         return Err(error(Code::DaemonLost, "the daemon is gone"));
     };
-    Ok(Some(Begun::whole(client, newest.id, None)?.part.store))
+    Ok(Some(
+        ExportStream::whole(client, newest.id, None)?.part.store,
+    ))
 }

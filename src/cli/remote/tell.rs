@@ -8,7 +8,7 @@ use super::super::output::Role;
 use super::super::remotes::names;
 use super::super::{locate, time};
 use super::repository;
-use crate::remote::restic::{Purpose, Pushed};
+use crate::remote::restic::{OpenPurpose, PushedSnapshot};
 
 /// A checkpoint in a remote, in the output of `--json`.
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
     } else {
         repository::store_of(&mut locate::served(context.dir())?)?
     };
-    let mut pushed = repository::open(named, Purpose::Verb)?.pushed(store.as_deref())?;
+    let mut pushed = repository::open(named, OpenPurpose::Verb)?.pushed(store.as_deref())?;
     pushed.reverse();
     let out = &mut context.out;
     if out.json {
@@ -70,7 +70,7 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn listed(one: &Pushed) -> Listed<'_> {
+fn listed(one: &PushedSnapshot) -> Listed<'_> {
     Listed {
         checkpoint: one.checkpoint.0,
         tags: &one.tags,

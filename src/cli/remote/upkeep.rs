@@ -12,7 +12,7 @@ use crate::engine::api::{Code, Retention};
 use crate::engine::retention;
 use crate::engine::word::{count, word};
 use crate::remote::limits::Limits;
-use crate::remote::restic::{Purpose, Pushed};
+use crate::remote::restic::{OpenPurpose, PushedSnapshot};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
@@ -65,7 +65,7 @@ const DIGITS_MIN: usize = 8;
 /// Runs `ckptfs remote forget`. Missing snapshots are ignored.
 pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
     let names = names()?;
-    let remote = repository::open(names.get(&args.name)?, Purpose::Verb)?;
+    let remote = repository::open(names.get(&args.name)?, OpenPurpose::Verb)?;
     if let Some(short) = args.snapshots.iter().find(|id| id.len() < DIGITS_MIN) {
         return Err(hinted(
             Code::Ambiguous,
@@ -74,7 +74,7 @@ pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
         )
         .into());
     }
-    let is_meant = |one: &Pushed| {
+    let is_meant = |one: &PushedSnapshot| {
         let snapshot = &one.snapshot;
         args.snapshots.iter().any(|id| snapshot.starts_with(id))
     };
@@ -124,7 +124,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
         ..Retention::default()
     };
     sys::limit_memory(Limits::new().process());
-    let remote = repository::open(named, Purpose::Verb)?;
+    let remote = repository::open(named, OpenPurpose::Verb)?;
     let pushed = remote.pushed(Some(&store))?;
     let made = |nanoseconds: i128| i64::try_from(nanoseconds).unwrap_or(i64::MAX);
     let copies: Vec<(i64, bool)> = pushed
@@ -179,7 +179,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
     let names = names()?;
     sys::limit_memory(Limits::new().process());
-    let remote = repository::open(names.get(name)?, Purpose::Verb)?;
+    let remote = repository::open(names.get(name)?, OpenPurpose::Verb)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);
     spinner.stop();

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::past::Tree;
+use super::super::past::StateTree;
 use super::super::time;
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, SysResult, Time};
@@ -73,7 +73,7 @@ fn rfc3339(time: Time) -> String {
 }
 
 /// Returns the attributes of a path.
-pub fn shown(tree: &Tree, path: &TreePath) -> SysResult<Shown> {
+pub fn shown(tree: &StateTree, path: &TreePath) -> SysResult<Shown> {
     let there = tree.open_path(path)?;
     let stat = sys::stat_fd(&there)?;
     let target = if stat.kind == Kind::Symlink {

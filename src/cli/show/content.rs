@@ -4,13 +4,13 @@ use std::io::{self, Read};
 
 use super::super::error::{Outcome, io_error};
 use super::super::output::Out;
-use super::super::past::Found;
+use super::super::past::PathInState;
 
 /// Bytes per read.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Prints the content of a file. Control characters are escaped on a terminal.
-pub fn print(found: &Found, text: &str, out: &mut Out) -> Outcome {
+pub fn print(found: &PathInState, text: &str, out: &mut Out) -> Outcome {
     let mut file = found
         .tree
         .open_file(&found.path)

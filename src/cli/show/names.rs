@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::error::Outcome;
 use super::super::output::{Out, width};
-use super::super::past::Found;
+use super::super::past::PathInState;
 use super::attrs;
 use crate::engine::api::TreePath;
 use crate::engine::import::is_of_no_tree;
@@ -31,7 +31,7 @@ struct Listed {
 
 /// Prints the names in a directory, or a single file, each with its attributes in JSON and in the
 /// long format.
-pub fn print(found: &Found, kind: Kind, format: Format, out: &mut Out) -> Outcome {
+pub fn print(found: &PathInState, kind: Kind, format: Format, out: &mut Out) -> Outcome {
     let entries = if kind == Kind::Dir {
         let names = names(found).map_err(|cause| found.failed(cause))?;
         let entry = |name: Vec<u8>| (below(&found.path, &name), name);
@@ -65,7 +65,7 @@ pub fn print(found: &Found, kind: Kind, format: Format, out: &mut Out) -> Outcom
 }
 
 /// Returns the names in a directory, sorted.
-pub fn names(found: &Found) -> SysResult<Vec<Vec<u8>>> {
+pub fn names(found: &PathInState) -> SysResult<Vec<Vec<u8>>> {
     let dir = found.tree.open_dir(&found.path)?;
     // The store and the snapshot directory are not part of the tree.
     let shown = |name: &[u8]| sys::stat_at(&dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));

@@ -8,16 +8,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::END_TIMEOUT;
-use crate::cli::answering::End;
+use crate::cli::answering::EndReason;
 use crate::cli::error::{hinted, io_error};
-use crate::cli::holders::{self, Tree};
+use crate::cli::holders::{self, VisibleTree};
 use crate::cli::output::escape;
 use crate::cli::{brief_use, detached, mounts};
-use crate::control::Answers;
+use crate::control::ServerHandle;
 use crate::engine::Engine;
 use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::branches::Ending;
-use crate::engine::place::KnownMount;
+use crate::engine::branches::UnmountMode;
+use crate::engine::place::TrackedMount;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, MountPoint};
 use crate::volumes::facts;
@@ -26,26 +26,26 @@ use crate::volumes::facts;
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// The engine of a branch, and the threads of its control socket.
-pub(super) type Parts = (Arc<Engine>, Arc<OnceLock<Answers>>);
+pub(super) type BranchEngine = (Arc<Engine>, Arc<OnceLock<ServerHandle>>);
 
 /// A branch that is served.
-pub(super) struct Served {
+pub(super) struct ServedBranch {
     pub(super) name: String,
     /// `None` once its end has begun.
-    pub(super) parts: Mutex<Option<Parts>>,
-    mount: Arc<KnownMount>,
+    pub(super) parts: Mutex<Option<BranchEngine>>,
+    mount: Arc<TrackedMount>,
     /// The `abort` file of its FUSE connection, if found. It is opened while the connection exists,
     /// because the kernel reuses the number afterwards.
     abort: OnceLock<File>,
     /// Its engine is closed in the background: [`crate::engine::branches::Host::leave`].
     pub(super) left: AtomicBool,
-    stage: Mutex<Stage>,
+    stage: Mutex<EndStage>,
     changed: Condvar,
 }
 
 /// Progress of the end of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub(super) enum EndStage {
     Served,
     /// Its FUSE connection is gone.
     Gone,
@@ -53,18 +53,18 @@ pub(super) enum Stage {
     Ended,
 }
 
-impl Served {
+impl ServedBranch {
     /// Returns the state of a branch that `engine` serves; `minor`: the number of its FUSE
     /// connection.
-    pub(super) fn new(name: &str, parts: Parts, minor: Option<u32>) -> Served {
+    pub(super) fn new(name: &str, parts: BranchEngine, minor: Option<u32>) -> ServedBranch {
         let engine = &parts.0;
-        let served = Served {
+        let served = ServedBranch {
             name: name.to_owned(),
             mount: Arc::clone(engine.place().known_mount()),
             parts: Mutex::new(Some(parts)),
             abort: OnceLock::new(),
             left: AtomicBool::new(false),
-            stage: Mutex::new(Stage::Served),
+            stage: Mutex::new(EndStage::Served),
             changed: Condvar::default(),
         };
         served.find_abort_file(minor);
@@ -95,7 +95,7 @@ impl Served {
     }
 
     /// Waits up to `limit` for a stage of its end. Returns whether it was reached.
-    pub(super) fn wait(&self, stage: Stage, limit: Duration) -> bool {
+    pub(super) fn wait(&self, stage: EndStage, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut at = self.stage.lock();
         while *at < stage {
@@ -108,15 +108,15 @@ impl Served {
         true
     }
 
-    pub(super) fn reach(&self, stage: Stage) {
+    pub(super) fn reach(&self, stage: EndStage) {
         *self.stage.lock() = stage;
         self.changed.notify_all();
     }
 
     /// Returns the time before its end is forced. If the end was requested, the connection is
     /// aborted: its users receive ENOTCONN.
-    pub(super) fn pause_before(&self, end: &End) -> Duration {
-        if *end != End::Asked {
+    pub(super) fn pause_before(&self, end: &EndReason) -> Duration {
+        if *end != EndReason::Asked {
             return Duration::ZERO;
         }
         self.abort();
@@ -145,7 +145,7 @@ impl Served {
         }
         let began = Instant::now();
         while began.elapsed() < END_TIMEOUT {
-            if self.wait(Stage::Ended, LEAVING) {
+            if self.wait(EndStage::Ended, LEAVING) {
                 return Ok(true);
             }
             let users = self
@@ -172,13 +172,13 @@ impl Served {
 
     /// Unmounts the branch, after a wait for processes that use it only briefly. Returns `false` if
     /// the mount was detached and ends with its last user.
-    pub(super) fn unmount(&self, how: Ending) -> VerbResult<bool> {
+    pub(super) fn unmount(&self, how: UnmountMode) -> VerbResult<bool> {
         let users = || {
             let table = mounts::all().unwrap_or_default();
             let own = self.mount_in(&table)?;
             let others = others(own, &table).unwrap_or_default();
             Some(
-                Tree::on_all(own, &others)
+                VisibleTree::on_all(own, &others)
                     .users(&[], holders::THOROUGH)
                     .holders,
             )
@@ -186,21 +186,21 @@ impl Served {
         brief_use::outlast(Code::BranchInUse, users, || self.try_unmount(how))
     }
 
-    fn try_unmount(&self, how: Ending) -> VerbResult<bool> {
+    fn try_unmount(&self, how: UnmountMode) -> VerbResult<bool> {
         let table = mounts::all()?;
         let Some(own) = self.mount_in(&table) else {
             // Already unmounted, for example by umount(8).
             return Ok(true);
         };
-        let (name, at, lazily) = (self.name.as_str(), &own.at, how != Ending::Unused);
+        let (name, at, lazily) = (self.name.as_str(), &own.at, how != UnmountMode::Unused);
         let others = match how {
-            Ending::Lazy => Vec::new(),
-            Ending::Unused | Ending::Forced => others(own, &table)?,
+            UnmountMode::Lazy => Vec::new(),
+            UnmountMode::Unused | UnmountMode::Forced => others(own, &table)?,
         };
-        if how == Ending::Unused {
+        if how == UnmountMode::Unused {
             refuse_used(name, at, &others)?;
         }
-        if how == Ending::Forced
+        if how == UnmountMode::Forced
             && self
                 .find_abort_file(Some(sys::device_minor(own.dev)))
                 .is_none()
@@ -211,7 +211,7 @@ impl Served {
         match mounts::unmount(at, false) {
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(Errno::EBUSY) if lazily => {
-                if how == Ending::Forced {
+                if how == UnmountMode::Forced {
                     // After a detach, its path would show the directory below while the branch is
                     // still served.
                     if self.abort.get().is_none() {
@@ -220,7 +220,7 @@ impl Served {
                     self.abort();
                 }
                 mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
-                if how == Ending::Lazy {
+                if how == UnmountMode::Lazy {
                     return Ok(false);
                 }
             }
@@ -267,7 +267,7 @@ fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -
     let Some((_, copy)) = others.first() else {
         return Ok(());
     };
-    let users = Tree::on_all(copy, others)
+    let users = VisibleTree::on_all(copy, others)
         .users(&[], holders::THOROUGH)
         .holders;
     match users.is_empty() {

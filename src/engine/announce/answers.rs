@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Announcer, Step, What};
+use super::{Announcement, Announcer, EventKind};
 use crate::engine::control::{CONTROL, SNAPDIR};
-use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NOTE_VOICE, NodeId, Opened};
+use crate::engine::request::{Attr, Caller, Entry, Fh, LookupResult, NOTE_VOICE, NodeId, Opened};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time};
 
@@ -29,7 +29,7 @@ pub(super) struct Expected {
     dir: Slot,
     name: Name,
     node: Option<Slot>,
-    what: What,
+    what: EventKind,
     /// The kernel has looked up the name.
     asked: bool,
 }
@@ -41,7 +41,7 @@ pub(in super::super) fn is_dummy(node: NodeId) -> bool {
 
 impl Announcer {
     /// Sets the step to which the next requests of the event thread belong.
-    pub(super) fn expect(&self, step: &Step) {
+    pub(super) fn expect(&self, step: &Announcement) {
         *self.expected.lock() = Some(Expected {
             dir: step.dir,
             name: step.name.clone(),
@@ -73,7 +73,7 @@ impl Announcer {
     }
 
     /// Returns the expected operation on a name.
-    fn expected(&self, dir: NodeId, name: &[u8]) -> Option<(What, Option<Slot>)> {
+    fn expected(&self, dir: NodeId, name: &[u8]) -> Option<(EventKind, Option<Slot>)> {
         let mut expected = self.expected.lock();
         let expected = expected
             .as_mut()
@@ -88,16 +88,16 @@ impl Announcer {
         caller: Caller,
         dir: NodeId,
         name: &[u8],
-    ) -> Option<SysResult<Looked>> {
+    ) -> Option<SysResult<LookupResult>> {
         let event_thread = self.event_thread.load(Ordering::Acquire);
         if event_thread == NOBODY || (event_thread != UNKNOWN && event_thread != caller.pid) {
             return None;
         }
         if self.is_alias(dir, name) {
             return Some(Ok(if self.is_replaced() {
-                Looked::Found(self.dummy(false))
+                LookupResult::Found(self.dummy(false))
             } else {
-                Looked::Absent(Duration::ZERO)
+                LookupResult::Absent(Duration::ZERO)
             }));
         }
         let (what, node) = self.expected(dir, name)?;
@@ -111,25 +111,26 @@ impl Announcer {
                 if caller.pid == 0 { UNKNOWN } else { caller.pid },
                 Ordering::Release,
             );
-            return Some(Ok(Looked::Absent(Duration::ZERO)));
+            return Some(Ok(LookupResult::Absent(Duration::ZERO)));
         }
         let there = self.live.inodes.kind_at(Slot(dir.0), &Name::new(name));
         let dummy = match what {
-            What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
-            What::Written => (there == Ok(Kind::File)).then_some(false),
+            EventKind::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
+            EventKind::Written => (there == Ok(Kind::File)).then_some(false),
             // The target of the rename of a dummy inode must not exist: the kernel would decrement
             // its link count.
-            What::Come(_) | What::Replaced | What::Hello => None,
-            What::Dead => {
+            EventKind::Come(_) | EventKind::Replaced | EventKind::Hello => None,
+            EventKind::Dead => {
                 return Some(Ok(node
                     .and_then(|node| self.dead(node))
-                    .map_or(Looked::Absent(Duration::ZERO), Looked::Found)));
+                    .map_or(LookupResult::Absent(Duration::ZERO), LookupResult::Found)));
             }
-            What::Content | What::Attributes => return None,
+            EventKind::Content | EventKind::Attributes => return None,
         };
-        Some(Ok(dummy.map_or(Looked::Absent(Duration::ZERO), |dir| {
-            Looked::Found(self.dummy(dir))
-        })))
+        Some(Ok(dummy
+            .map_or(LookupResult::Absent(Duration::ZERO), |dir| {
+                LookupResult::Found(self.dummy(dir))
+            })))
     }
 
     /// Replies to UNLINK or RMDIR of the event thread.
@@ -143,7 +144,7 @@ impl Announcer {
             return None;
         }
         let is_so = match self.expected(dir, name) {
-            Some((What::Gone { now, .. }, _)) => {
+            Some((EventKind::Gone { now, .. }, _)) => {
                 self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT)
             }
             _ => false,
@@ -174,7 +175,7 @@ impl Announcer {
     /// Returns whether a replaced name is being announced and does not lead to a directory now.
     fn is_replaced(&self) -> bool {
         let replaced = |expected: &Expected| {
-            (expected.what == What::Replaced).then(|| (expected.dir, expected.name.clone()))
+            (expected.what == EventKind::Replaced).then(|| (expected.dir, expected.name.clone()))
         };
         let expected = self.expected.lock().as_ref().and_then(replaced);
         expected.is_some_and(|(dir, name)| {
@@ -195,7 +196,7 @@ impl Announcer {
         if !self.is_event_thread(caller) {
             return None;
         }
-        let Some((What::Come(kind), _)) = self.expected(dir, name) else {
+        let Some((EventKind::Come(kind), _)) = self.expected(dir, name) else {
             return Some(Err(Errno::EEXIST));
         };
         let is_so = self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use super::answers::{NOBODY, UNKNOWN};
-use super::{Announcer, Mounted, Step, Told, What};
+use super::{Announcement, Announcer, DirAnnouncements, EventKind, Mounted};
 use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
@@ -18,7 +18,7 @@ use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 const ATTEMPTS_MAX: u32 = 20;
 
 /// Executes the steps in a new thread, and waits for it.
-pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[Told]) {
+pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[DirAnnouncements]) {
     std::thread::scope(|scope| {
         let event_thread = std::thread::Builder::new()
             .name("announcer-events".into())
@@ -51,7 +51,7 @@ struct EventThread<'a> {
 }
 
 impl EventThread<'_> {
-    fn speak(&self, mounted: &Mounted, all: &[Told]) -> SysResult<()> {
+    fn speak(&self, mounted: &Mounted, all: &[DirAnnouncements]) -> SysResult<()> {
         let root = open_dir_path(&mounted.serving.place.mount())?;
         if sys::stat_fd(&root)?.dev != mounted.device {
             // Unmounted, covered, or not reachable from here.
@@ -88,11 +88,11 @@ impl EventThread<'_> {
 
     /// Looks up a secret name. The caller of that request is the event thread.
     fn make_known(&self, root: &OwnedFd) -> SysResult<()> {
-        let hello = Step {
+        let hello = Announcement {
             dir: Slot::ROOT,
             name: super::secret_name(),
             node: None,
-            what: What::Hello,
+            what: EventKind::Hello,
         };
         self.announcer.expect(&hello);
         self.announcer
@@ -113,7 +113,7 @@ impl EventThread<'_> {
     ///
     /// # Errors
     /// The mount no longer exists.
-    fn take(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Step) -> SysResult<()> {
+    fn take(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Announcement) -> SysResult<()> {
         let name = step.name.as_bytes();
         let mut result = Ok(());
         for attempt in 0..ATTEMPTS_MAX {
@@ -126,7 +126,7 @@ impl EventThread<'_> {
                 self.announcer.expect(step);
             }
             result = self.act(dir, aliases, step);
-            if self.announcer.expect_nothing() || !matches!(step.what, What::Gone { .. }) {
+            if self.announcer.expect_nothing() || !matches!(step.what, EventKind::Gone { .. }) {
                 break;
             }
         }
@@ -139,7 +139,7 @@ impl EventThread<'_> {
         // the real one.
         if matches!(
             step.what,
-            What::Gone { .. } | What::Come(_) | What::Written | What::Replaced
+            EventKind::Gone { .. } | EventKind::Come(_) | EventKind::Written | EventKind::Replaced
         ) {
             let _ = sys::stat_at(dir, name);
         }
@@ -147,15 +147,17 @@ impl EventThread<'_> {
     }
 
     /// Executes the operation that generates the event.
-    fn act(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Step) -> SysResult<()> {
+    fn act(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Announcement) -> SysResult<()> {
         let name = step.name.as_bytes();
         match step.what {
-            What::Gone { dir: true, .. } => sys::rmdir_at(dir, name),
-            What::Gone { dir: false, .. } => sys::unlink_at(dir, name),
-            What::Come(Kind::Dir) => sys::mkdir_at(dir, name, 0o700),
-            What::Come(Kind::File) => sys::create_file_at(dir, name, Open::WRITE, 0o600).map(drop),
-            What::Come(_) => sys::mknod_at(dir, name, Kind::File, 0o600, 0),
-            What::Written => sys::open_file_at(
+            EventKind::Gone { dir: true, .. } => sys::rmdir_at(dir, name),
+            EventKind::Gone { dir: false, .. } => sys::unlink_at(dir, name),
+            EventKind::Come(Kind::Dir) => sys::mkdir_at(dir, name, 0o700),
+            EventKind::Come(Kind::File) => {
+                sys::create_file_at(dir, name, Open::WRITE, 0o600).map(drop)
+            }
+            EventKind::Come(_) => sys::mknod_at(dir, name, Kind::File, 0o600, 0),
+            EventKind::Written => sys::open_file_at(
                 dir,
                 name,
                 Open {
@@ -164,7 +166,7 @@ impl EventThread<'_> {
                 },
             )
             .map(drop),
-            What::Replaced => {
+            EventKind::Replaced => {
                 let aliases = aliases.ok_or(Errno::ENOENT)?;
                 sys::rename_at(
                     aliases,
@@ -174,9 +176,9 @@ impl EventThread<'_> {
                     RenameMode::Replace,
                 )
             }
-            What::Content => sys::touch_at(dir, name, true),
-            What::Attributes => sys::touch_at(dir, name, false),
-            What::Dead | What::Hello => sys::stat_at(dir, name).map(drop),
+            EventKind::Content => sys::touch_at(dir, name, true),
+            EventKind::Attributes => sys::touch_at(dir, name, false),
+            EventKind::Dead | EventKind::Hello => sys::stat_at(dir, name).map(drop),
         }
     }
 }

@@ -33,8 +33,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::request::{Caches, NOTE_VOICE, NodeId};
-use super::serving::Serving;
-use crate::live::{At, Live};
+use super::serving::ServingEnv;
+use crate::live::{Live, NodeRef};
 use crate::store::ids::{Name, Slot};
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Kind, Ledger, Watched};
@@ -51,19 +51,19 @@ const HUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One change to announce.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct Announcement {
     /// The directory of the change.
     pub(super) dir: Slot,
     /// The changed name; `.` for the directory itself.
     pub(super) name: Name,
     /// The changed inode, if it is still the same.
     pub(super) node: Option<Slot>,
-    pub(super) what: What,
+    pub(super) what: EventKind,
 }
 
 /// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum EventKind {
     /// The name of a directory or other inode was removed; `now`: the kind of its replacement.
     Gone { dir: bool, now: Option<Kind> },
     /// The name was created.
@@ -85,23 +85,23 @@ pub(super) enum What {
 
 /// The steps of one directory.
 #[derive(Debug)]
-struct Told {
+struct DirAnnouncements {
     dir: Slot,
     /// Path relative to the root of the mount.
     path: Vec<u8>,
-    steps: Vec<Step>,
+    steps: Vec<Announcement>,
 }
 
 /// The mount, once it exists.
 struct Mounted {
-    serving: Arc<Serving>,
+    serving: Arc<ServingEnv>,
     device: u64,
     caches: Arc<dyn Caches>,
 }
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Vec<Step>>,
+    jobs: VecDeque<Vec<Announcement>>,
     /// A planner thread runs.
     running: bool,
 }
@@ -120,7 +120,7 @@ pub(super) struct Announcer {
     expected: Mutex<Option<answers::Expected>>,
     dummies: AtomicU64,
     /// A secret name in `.snapshots`, from which a dummy inode is renamed over a name
-    /// ([`What::Replaced`]). Watchers of that name's directory get no other event.
+    /// ([`EventKind::Replaced`]). Watchers of that name's directory get no other event.
     alias: Name,
     queue: Mutex<Queue>,
     quiet: Condvar,
@@ -146,7 +146,7 @@ impl Announcer {
     }
 
     /// Records the mount; sends no request to it.
-    pub(super) fn mounted(&self, serving: &Arc<Serving>, caches: Arc<dyn Caches>) {
+    pub(super) fn mounted(&self, serving: &Arc<ServingEnv>, caches: Arc<dyn Caches>) {
         let Some((_, device)) = serving.place.mounted_as() else {
             tracing::debug!("the mount is in no table; restores are not announced");
             return;
@@ -160,7 +160,7 @@ impl Announcer {
     }
 
     /// Announces changes in the background.
-    pub(super) fn tell(self: &Arc<Self>, steps: Vec<Step>) {
+    pub(super) fn tell(self: &Arc<Self>, steps: Vec<Announcement>) {
         if steps.is_empty() || self.mounted.get().is_none() {
             return;
         }
@@ -214,7 +214,7 @@ impl Announcer {
         }
     }
 
-    fn next_job(&self) -> Option<Vec<Step>> {
+    fn next_job(&self) -> Option<Vec<Announcement>> {
         let mut queue = self.queue.lock();
         let next = queue.jobs.pop_front();
         if next.is_none() {
@@ -224,7 +224,7 @@ impl Announcer {
         next
     }
 
-    fn announce(&self, mounted: &Mounted, steps: Vec<Step>) {
+    fn announce(&self, mounted: &Mounted, steps: Vec<Announcement>) {
         let watched = match sys::watched(mounted.device) {
             Ok(watched) if watched.is_empty() => return,
             Ok(watched) => watched,
@@ -233,7 +233,7 @@ impl Announcer {
                 return;
             }
         };
-        let steps: Vec<Step> = steps
+        let steps: Vec<Announcement> = steps
             .into_iter()
             .filter(|step| self.is_heard(step, &watched))
             .collect();
@@ -246,7 +246,7 @@ impl Announcer {
         for step in todo
             .iter()
             .flat_map(|told| &told.steps)
-            .filter(|step| step.what == What::Dead)
+            .filter(|step| step.what == EventKind::Dead)
         {
             if let Some(dead) = step.node {
                 mounted.caches.delete_entry(
@@ -258,8 +258,8 @@ impl Announcer {
         }
     }
 
-    fn is_heard(&self, step: &Step, watched: &Watched) -> bool {
-        if step.what == What::Dead {
+    fn is_heard(&self, step: &Announcement, watched: &Watched) -> bool {
+        if step.what == EventKind::Dead {
             return step.node.is_some_and(|dead| {
                 watched.has(dead.0) && self.live.nodes.is_dead_and_closed(dead)
             });
@@ -276,13 +276,13 @@ impl Announcer {
     }
 
     /// Groups the steps by directory, in order of first occurrence, without removed directories.
-    fn by_dir(&self, steps: Vec<Step>) -> Vec<Told> {
-        let mut told: Vec<Told> = Vec::new();
+    fn by_dir(&self, steps: Vec<Announcement>) -> Vec<DirAnnouncements> {
+        let mut told: Vec<DirAnnouncements> = Vec::new();
         let mut places: HashMap<Slot, Option<usize>> = HashMap::new();
         for step in steps {
             let place = places.entry(step.dir).or_insert_with(|| {
                 let path = self.path(step.dir)?;
-                told.push(Told {
+                told.push(DirAnnouncements {
                     dir: step.dir,
                     path,
                     steps: Vec::new(),
@@ -302,7 +302,7 @@ impl Announcer {
         let mut names = Vec::new();
         let mut at = dir;
         while at != Slot::ROOT {
-            let place = self.live.inodes.locate(At::from(at), Kind::Dir).ok()?;
+            let place = self.live.inodes.locate(NodeRef::from(at), Kind::Dir).ok()?;
             names.push(place.name);
             at = place.parent;
         }
@@ -330,9 +330,10 @@ pub(super) fn secret_name() -> Name {
 
 /// Returns the first [`STEPS_MAX`] steps, and one for each directory of the rest. Dead inodes are
 /// exempt: only watched ones remain, and they generate no directory event.
-fn shortened(steps: Vec<Step>) -> Vec<Step> {
-    let (mut steps, dead): (Vec<Step>, Vec<Step>) =
-        steps.into_iter().partition(|step| step.what != What::Dead);
+fn shortened(steps: Vec<Announcement>) -> Vec<Announcement> {
+    let (mut steps, dead): (Vec<Announcement>, Vec<Announcement>) = steps
+        .into_iter()
+        .partition(|step| step.what != EventKind::Dead);
     if steps.len() > STEPS_MAX {
         let rest = steps.split_off(STEPS_MAX);
         let mut seen = std::collections::HashSet::new();
@@ -341,11 +342,11 @@ fn shortened(steps: Vec<Step>) -> Vec<Step> {
             .map(|step| step.dir)
             .filter(|dir| seen.insert(*dir));
         steps.extend(
-            dirs.map(|dir| Step {
+            dirs.map(|dir| Announcement {
                 dir,
                 name: Name::new(b"."),
                 node: Some(dir),
-                what: What::Attributes,
+                what: EventKind::Attributes,
             })
             .take(STEPS_MAX),
         );
@@ -358,18 +359,18 @@ fn shortened(steps: Vec<Step>) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    fn step(dir: u64, name: usize) -> Step {
-        Step {
+    fn step(dir: u64, name: usize) -> Announcement {
+        Announcement {
             dir: Slot(dir),
             name: Name::new(name.to_string().as_bytes()),
             node: None,
-            what: What::Written,
+            what: EventKind::Written,
         }
     }
 
     #[test]
     fn what_does_not_fit_becomes_one_change_per_directory() {
-        let exactly: Vec<Step> = (0..STEPS_MAX).map(|name| step(7, name)).collect();
+        let exactly: Vec<Announcement> = (0..STEPS_MAX).map(|name| step(7, name)).collect();
         assert_eq!(shortened(exactly.clone()).len(), STEPS_MAX);
         let more = [exactly, vec![step(8, 0), step(9, 0), step(8, 1)]].concat();
         let short = shortened(more);
@@ -381,8 +382,8 @@ mod tests {
         assert_eq!(
             last,
             [
-                (Slot(8), b".".as_slice(), What::Attributes),
-                (Slot(9), b".".as_slice(), What::Attributes)
+                (Slot(8), b".".as_slice(), EventKind::Attributes),
+                (Slot(9), b".".as_slice(), EventKind::Attributes)
             ]
         );
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::super::api::Change;
 use super::super::api::attribution::SharedPath;
-use crate::history::diff::{Difference, Differs};
+use crate::history::diff::{Difference, PathDiff};
 use crate::history::present::Trail;
-use crate::history::writers::Set;
+use crate::history::writers::WriterSet;
 use crate::store::ids::Slot;
 use crate::sys::Kind;
 
 /// Selection of writers.
-pub(in crate::engine) enum Selector {
+pub(in crate::engine) enum WriterSelector {
     Pid(u32),
     /// Identifies one of several processes with this pid by its start time.
     Started(u32, u64),
@@ -23,46 +23,52 @@ pub(in crate::engine) enum Selector {
     Name(String),
 }
 
-impl Selector {
+impl WriterSelector {
     /// Parses a selector: a number is a process, several `PID@START` are separated by commas, a
     /// leading `/` denotes a control group, and anything else a command name. `pid:`, `session:`,
     /// `cgroup:` and `name:` are explicit.
-    pub(in crate::engine) fn parse(text: &str) -> Option<Selector> {
+    pub(in crate::engine) fn parse(text: &str) -> Option<WriterSelector> {
         let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
         let started = |text: &str| {
             let (pid, start) = text.split_once('@')?;
             Some((number(pid)?, start.parse().ok()?))
         };
         let pid = |text: &str| match text.split_once('@') {
-            Some(_) => started(text).map(|(pid, start)| Selector::Started(pid, start)),
-            None => number(text).map(Selector::Pid),
+            Some(_) => started(text).map(|(pid, start)| WriterSelector::Started(pid, start)),
+            None => number(text).map(WriterSelector::Pid),
         };
         if text.contains(',')
             && let Some(all) = text.split(',').map(started).collect()
         {
-            return Some(Selector::Several(all));
+            return Some(WriterSelector::Several(all));
         }
         match text.split_once(':') {
             Some(("pid", rest)) => return pid(rest),
-            Some(("session", rest)) => return number(rest).map(Selector::Session),
+            Some(("session", rest)) => return number(rest).map(WriterSelector::Session),
             Some(("cgroup", rest)) => {
-                return Some(Selector::Cgroup(format!("/{}", rest.trim_matches('/'))));
+                return Some(WriterSelector::Cgroup(format!(
+                    "/{}",
+                    rest.trim_matches('/')
+                )));
             }
             Some(("name", rest)) => {
-                return (!rest.is_empty()).then(|| Selector::Name(rest.to_owned()));
+                return (!rest.is_empty()).then(|| WriterSelector::Name(rest.to_owned()));
             }
             _ => {}
         }
         if text.is_empty() {
             None
         } else if text.starts_with('/') {
-            Some(Selector::Cgroup(format!("/{}", text.trim_matches('/'))))
+            Some(WriterSelector::Cgroup(format!(
+                "/{}",
+                text.trim_matches('/')
+            )))
         } else {
-            pid(text).or_else(|| Some(Selector::Name(text.to_owned())))
+            pid(text).or_else(|| Some(WriterSelector::Name(text.to_owned())))
         }
     }
 
-    pub(super) fn takes(&self, known: &crate::history::writers::Known) -> bool {
+    pub(super) fn takes(&self, known: &crate::history::writers::WriterProcess) -> bool {
         let within = |group: &String, of: &String| {
             of == "/"
                 || group
@@ -70,14 +76,14 @@ impl Selector {
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         match self {
-            Selector::Pid(pid) => known.process.pid == *pid,
-            Selector::Started(pid, start) => {
+            WriterSelector::Pid(pid) => known.process.pid == *pid,
+            WriterSelector::Started(pid, start) => {
                 (known.process.pid, known.process.start) == (*pid, *start)
             }
-            Selector::Several(all) => all.contains(&(known.process.pid, known.process.start)),
-            Selector::Session(session) => known.process.session == *session,
-            Selector::Cgroup(of) => known.cgroups.iter().any(|group| within(group, of)),
-            Selector::Name(name) => known.names.contains(name),
+            WriterSelector::Several(all) => all.contains(&(known.process.pid, known.process.start)),
+            WriterSelector::Session(session) => known.process.session == *session,
+            WriterSelector::Cgroup(of) => known.cgroups.iter().any(|group| within(group, of)),
+            WriterSelector::Name(name) => known.names.contains(name),
         }
     }
 }
@@ -95,7 +101,7 @@ pub(in crate::engine) struct Selection {
 
 impl Selection {
     pub(super) fn new(
-        found: &[(Differs, Set)],
+        found: &[(PathDiff, WriterSet)],
         chosen: HashSet<Vec<u8>>,
         changes: Vec<Change>,
         shared: Vec<SharedPath>,
@@ -127,10 +133,10 @@ fn parent_of(path: &[u8]) -> Option<&[u8]> {
 /// - a directory can only be removed with everything in it;
 /// - a moved inode needs all of its old and new paths.
 pub(super) fn choose(
-    found: &[(Differs, Set)],
-    wanted: impl Fn(&Differs, &Set) -> bool,
+    found: &[(PathDiff, WriterSet)],
+    wanted: impl Fn(&PathDiff, &WriterSet) -> bool,
 ) -> HashSet<Vec<u8>> {
-    let by_path: HashMap<&[u8], &Differs> = found
+    let by_path: HashMap<&[u8], &PathDiff> = found
         .iter()
         .map(|(differs, _)| (differs.path.as_slice(), differs))
         .collect();
@@ -158,7 +164,7 @@ pub(super) fn choose(
 }
 
 /// Returns the inodes that moved from one path to another.
-fn moves(found: &[(Differs, Set)]) -> HashMap<(Slot, Kind), Moves<'_>> {
+fn moves(found: &[(PathDiff, WriterSet)]) -> HashMap<(Slot, Kind), Moves<'_>> {
     let mut pairs: HashMap<(Slot, Kind), Moves<'_>> = HashMap::new();
     for (differs, _) in found {
         let key = (differs.slot(), differs.kind);
@@ -173,7 +179,7 @@ fn moves(found: &[(Differs, Set)]) -> HashMap<(Slot, Kind), Moves<'_>> {
 }
 
 /// Drops paths that would return into a directory that does not.
-fn leave_out_orphans(by_path: &HashMap<&[u8], &Differs>, chosen: &mut HashSet<&[u8]>) {
+fn leave_out_orphans(by_path: &HashMap<&[u8], &PathDiff>, chosen: &mut HashSet<&[u8]>) {
     let mut all: Vec<&[u8]> = chosen.iter().copied().collect();
     // Parents first.
     all.sort_unstable();
@@ -190,8 +196,8 @@ fn leave_out_orphans(by_path: &HashMap<&[u8], &Differs>, chosen: &mut HashSet<&[
 
 /// Drops directories that would be removed although an entry below them stays.
 fn leave_out_full(
-    found: &[(Differs, Set)],
-    by_path: &HashMap<&[u8], &Differs>,
+    found: &[(PathDiff, WriterSet)],
+    by_path: &HashMap<&[u8], &PathDiff>,
     chosen: &mut HashSet<&[u8]>,
 ) {
     let added = found.iter().map(|(differs, _)| differs);
@@ -215,7 +221,7 @@ fn leave_out_full(
 
 /// Returns the chosen paths in the form that the plan expects: entries of a directory that moves
 /// back have their path below its old place.
-fn exact_paths(found: &[(Differs, Set)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
+fn exact_paths(found: &[(PathDiff, WriterSet)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
     let chosen_ones = || {
         found
             .iter()

@@ -2,7 +2,7 @@
 
 use super::{CALLER, Seen, Tree, Unnumbered, branched};
 use crate::engine::request::{RenameMode, Service, XattrMode};
-use crate::sys::fault::{Plan, arm_thread, disarm_thread};
+use crate::sys::fault::{FaultPlan, arm_thread, disarm_thread};
 use crate::sys::{Errno, SysResult};
 
 /// A change of a branch and its preparation.
@@ -104,7 +104,7 @@ fn a_change_of_which_a_call_fails_is_made_or_not() {
         for nth in (1 + number as u64 % each..).step_by(each as usize) {
             let branch = fresh();
             (deed.before)(&branch);
-            arm_thread(Plan::nth(nth, Errno::EIO));
+            arm_thread(FaultPlan::nth(nth, Errno::EIO));
             let done = (deed.call)(&branch);
             let failed = disarm_thread().failed > 0;
             let now = told(&branch);

@@ -10,13 +10,13 @@ use crate::engine::api::{Change, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
-use crate::engine::merge::{Kin, MergeBase, changed_by, unmerged};
-use crate::engine::seen::Seen;
-use crate::history::diff::{Difference, Differs};
-use crate::history::state::State;
+use crate::engine::merge::{BranchPair, MergeBase, changed_by, unmerged};
+use crate::engine::seen::ChangeStamp;
+use crate::history::diff::{Difference, PathDiff};
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::branches::{BranchEntry, Registered, branches_of};
+use crate::store::layout::branches::{BranchEntry, RegistryContent, branches_of};
 use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult};
 use crate::tree::has_attrs;
@@ -67,7 +67,7 @@ pub(super) fn list_offline(root: impl AsFd, dropped: bool) -> VerbResult<Vec<Bra
     Ok(infos(if dropped { thrown } else { there }, dropped))
 }
 
-fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
+fn infos(registered: RegistryContent, dropped: bool) -> Vec<BranchInfo> {
     let whole = registered.entries.iter().filter(|entry| entry.made);
     let mut whole: Vec<_> = whole.collect();
     // The files of dropped branches have random names.
@@ -81,8 +81,8 @@ fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
 
 /// Returns the merge base of a branch, unless it is the checkpoint that the branch began as.
 pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<MergeBase>> {
-    let kin = Kin { parent, branch };
-    let base = kin.base(State::Live, State::Live)?;
+    let kin = BranchPair { parent, branch };
+    let base = kin.base(TreeState::Live, TreeState::Live)?;
     Ok(Some(base).filter(|base| !kin.is_first(*base)))
 }
 
@@ -91,9 +91,9 @@ pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<
 fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
     let seen = |engine: &Engine| {
         engine.checkpoints.settle();
-        Seen::of(&engine.live).ok()
+        ChangeStamp::of(&engine.live).ok()
     };
-    let base = Kin { parent, branch }.base(State::Live, State::Live)?;
+    let base = BranchPair { parent, branch }.base(TreeState::Live, TreeState::Live)?;
     let now = seen(parent).zip(seen(&branch.engine));
     let now = now.map(|(here, there)| (base, here, there));
     if let (Some(now), Some((then, found))) = (&now, &*branch.unmerged.lock())
@@ -108,11 +108,11 @@ fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
 
 /// Returns the changes of a branch since its merge base.
 pub(super) fn changes(parent: &Engine, branch: &Branch) -> VerbResult<Vec<Change>> {
-    changed_by(Kin { parent, branch }, MergeInto::Branch)
+    changed_by(BranchPair { parent, branch }, MergeInto::Branch)
 }
 
 /// Returns the inodes that a branch has changed since it began. The caller has settled it.
-pub(super) fn differences(branch: &Branch) -> SysResult<Vec<Differs>> {
+pub(super) fn differences(branch: &Branch) -> SysResult<Vec<PathDiff>> {
     differences_since(&branch.engine, branch.since)
 }
 
@@ -124,10 +124,13 @@ pub(super) fn recorded(branch: &Branch) -> SysResult<Touched> {
 /// Returns the differences from a checkpoint, except changes that bypassed the mount. Directories
 /// whose times alone differ are left out, because the entries that changed in them are listed. The
 /// caller has settled the tree.
-pub(super) fn differences_since(engine: &Engine, since: CheckpointId) -> SysResult<Vec<Differs>> {
+pub(super) fn differences_since(engine: &Engine, since: CheckpointId) -> SysResult<Vec<PathDiff>> {
     let states = &engine.states;
     let mut differs = states.differs_since(since)?;
-    let (before, now) = (states.view(State::At(since)), states.view(State::Live));
+    let (before, now) = (
+        states.view(TreeState::At(since)),
+        states.view(TreeState::Live),
+    );
     differs.retain(|one| match (&one.old, &one.new) {
         (Some(old), Some(new)) if one.how == Difference::Modified && one.kind == Kind::Dir => {
             // If it cannot be compared, it may differ.
@@ -148,7 +151,7 @@ pub(in crate::engine) fn changes_since(
         let differs = differences_since(engine, since)?.into_iter();
         let unseen = engine
             .states
-            .unseen_between(State::At(since), State::Live)?;
+            .unseen_between(TreeState::At(since), TreeState::Live)?;
         Ok(differs
             .map(|one| change(one, false))
             .chain(unseen)

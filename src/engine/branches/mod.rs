@@ -32,7 +32,7 @@ use super::bases::registry_failed;
 use super::config::{Config, Inherits};
 use super::error::{self, Code, hinted};
 use super::merge::MergeBase;
-use super::seen::Seen;
+use super::seen::ChangeStamp;
 use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
@@ -61,11 +61,11 @@ pub struct Branch {
     /// Its mount point.
     pub path: PathBuf,
     /// The number of unmerged paths at the last count.
-    unmerged: Mutex<Option<(Looked, u64)>>,
+    unmerged: Mutex<Option<(UnmergedStamp, u64)>>,
 }
 
 /// The merge base, and the change stamps of the parent and the branch.
-type Looked = (MergeBase, Seen, Seen);
+type UnmergedStamp = (MergeBase, ChangeStamp, ChangeStamp);
 
 impl Branch {
     fn of(entry: &BranchEntry, engine: Arc<Engine>) -> Branch {
@@ -140,14 +140,14 @@ pub trait Host: Send + Sync {
     ///
     /// # Errors
     /// `branch-in-use`: it is still served.
-    fn end(&self, name: &str, how: Ending) -> VerbResult<()>;
+    fn end(&self, name: &str, how: UnmountMode) -> VerbResult<()>;
 
     /// Unmounts a branch, and closes its engine later, before this process ends. On return the
     /// branch is unused, and its name is free.
     ///
     /// # Errors
     /// As [`Host::end`].
-    fn leave(&self, name: &str, how: Ending) -> VerbResult<()>;
+    fn leave(&self, name: &str, how: UnmountMode) -> VerbResult<()>;
 
     /// Waits without a time limit for the engines that [`Host::leave`] has yet to close.
     fn wait_closed(&self);
@@ -155,7 +155,7 @@ pub trait Host: Send + Sync {
 
 /// The way to end the mount of a branch that may be in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum UnmountMode {
     /// Fail if it is in use.
     Unused,
     /// Detach at once, and serve it until the last file is closed.
@@ -313,14 +313,14 @@ impl Engine {
 }
 
 /// Operations on the branches of a tree.
-pub struct Brancher<'a> {
+pub struct BranchOps<'a> {
     engine: &'a Engine,
 }
 
-impl<'a> Brancher<'a> {
+impl<'a> BranchOps<'a> {
     /// For the branches of the tree that `engine` serves.
-    pub fn new(engine: &'a Engine) -> Brancher<'a> {
-        Brancher { engine }
+    pub fn new(engine: &'a Engine) -> BranchOps<'a> {
+        BranchOps { engine }
     }
 
     fn registry(&self) -> Registry<'a> {

@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Branch, BranchTree, Brancher, Ending, fresh};
+use super::{Branch, BranchOps, BranchTree, UnmountMode, fresh};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::bases::registry_failed;
 use crate::engine::config::Inherits;
 use crate::engine::error::{self, Code, hinted};
-use crate::engine::merge::Kin;
+use crate::engine::merge::BranchPair;
 use crate::engine::word::word;
 use crate::store::layout::branch_store::unmake_branch;
 use crate::store::layout::branches::{BranchEntry, branch_mark, parent_and_name, store_id};
@@ -170,7 +170,7 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     };
     let branch = Engine::open(host.config(tree)?)?;
     let branch = Branch::of(entry, branch);
-    Kin {
+    BranchPair {
         parent: engine,
         branch: &branch,
     }
@@ -178,7 +178,7 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     engine.branches.serve(branch, false)
 }
 
-impl Brancher<'_> {
+impl BranchOps<'_> {
     /// See [`placed`].
     pub(super) fn placed(&self, entry: BranchEntry) -> BranchEntry {
         placed(self.engine, entry)
@@ -251,7 +251,7 @@ impl Brancher<'_> {
     ///
     /// # Errors
     /// As [`super::Host::end`].
-    pub fn end_all(&self, how: Ending) -> VerbResult<()> {
+    pub fn end_all(&self, how: UnmountMode) -> VerbResult<()> {
         self.engine.branches.watchers.settle(false);
         // The table must not be locked while a branch ends.
         let names: Vec<String> = self.engine.branches.open.lock().keys().cloned().collect();

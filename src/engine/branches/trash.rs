@@ -9,16 +9,16 @@ use std::path::PathBuf;
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir, placed};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
-use super::{Branch, Brancher, Ending, internal};
+use super::{Branch, BranchOps, UnmountMode, internal};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::merge::unmerged_of;
 use crate::engine::word::word;
-use crate::engine::{Engine, Keep};
+use crate::engine::{Engine, SavePolicy};
 use crate::store::StoreError;
 use crate::store::layout::branches::{BranchEntry, branches_of, parent_and_name};
-use crate::store::operation::Deed;
+use crate::store::operation::OperationEffect;
 use crate::store::record::Actor;
 use crate::sys::Errno;
 
@@ -36,7 +36,7 @@ pub(super) fn drop_branch(
         dry_run,
     } = asked;
     let _claim = engine.branches.claim(name)?;
-    let entry = Brancher::new(engine).registered(name)?;
+    let entry = BranchOps::new(engine).registered(name)?;
     let open = engine.branches.get(name).ok();
     let (mut changed, mut left): (Vec<TreePath>, Vec<TreePath>) = (Vec::new(), Vec::new());
     let mut info = BranchInfo {
@@ -48,7 +48,7 @@ pub(super) fn drop_branch(
         info.changed = Some(all.len() as u64);
         let told = all.iter().take(TOLD_MAX);
         changed.extend(told.map(|change| change.path.clone()));
-        check_childless(name, &Brancher::new(&branch.engine).names()?)?;
+        check_childless(name, &BranchOps::new(&branch.engine).names()?)?;
         // An error here does not prevent the drop.
         if let Ok(paths) = unmerged_of(engine, branch, &all) {
             info.unmerged = Some(paths.len() as u64);
@@ -66,9 +66,9 @@ pub(super) fn drop_branch(
     }
     if let Some(branch) = open {
         let how = if *force {
-            Ending::Forced
+            UnmountMode::Forced
         } else {
-            Ending::Unused
+            UnmountMode::Unused
         };
         leave(engine, &branch, how)?;
     }
@@ -81,9 +81,9 @@ pub(super) fn drop_branch(
 }
 
 /// Unmounts a branch that is being dropped.
-fn leave(engine: &Engine, branch: &Branch, how: Ending) -> VerbResult<()> {
+fn leave(engine: &Engine, branch: &Branch, how: UnmountMode) -> VerbResult<()> {
     // A dropped branch needs no protection from changes while it is unmounted.
-    branch.engine.keep_at_end(Some(Keep::None));
+    branch.engine.keep_at_end(Some(SavePolicy::None));
     // Its registry entry stays in place from here on.
     let first_change = &branch.engine.live.locks.first_change;
     if let Err(errno) = first_change.pass() {
@@ -134,7 +134,7 @@ fn record(
     dropped: bool,
 ) -> VerbResult<()> {
     let _one_at_a_time = engine.checkpoints.checkpointing.lock();
-    let deed = Deed::Branch {
+    let deed = OperationEffect::Branch {
         base: entry.base,
         name: entry.name.clone(),
         store: entry.id.to_string(),
@@ -160,7 +160,7 @@ pub(in crate::engine) fn invert(
         return bring_back(engine, by, undoes, &entry);
     }
     if let Ok(branch) = engine.branches.get(&entry.name) {
-        leave(engine, &branch, Ending::Unused)?;
+        leave(engine, &branch, UnmountMode::Unused)?;
     }
     throw(engine, by, undoes, &entry)
 }

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Brancher, create, list, open, trash};
+use super::{BranchOps, create, list, open, trash};
 use crate::engine::Engine;
 use crate::engine::api::{Change, StateName, TreePath, VerbResult, host_path};
-use crate::engine::merge::{Kin, MergeBase, changed_by};
+use crate::engine::merge::{BranchPair, MergeBase, changed_by};
 use crate::engine::offline::Offline;
 use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
@@ -156,8 +156,8 @@ impl Verb for DiffBranch {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
-        let branch = Brancher::new(engine).mounted(&self.name)?;
-        let kin = Kin {
+        let branch = BranchOps::new(engine).mounted(&self.name)?;
+        let kin = BranchPair {
             parent: engine,
             branch: &branch,
         };
@@ -177,7 +177,7 @@ impl Verb for MountBranch {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<BranchInfo> {
         let _claim = engine.branches.claim(&self.name)?;
-        let entry = Brancher::new(engine).registered(&self.name)?;
+        let entry = BranchOps::new(engine).registered(&self.name)?;
         open::mount(engine, &entry)?;
         Ok(BranchInfo {
             mounted: true,

@@ -4,52 +4,52 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::Dedup;
-use super::LeftWhy;
+use super::ExcludeReason;
 use crate::engine::api::TreePath;
 use crate::history::present::Trail;
 use crate::store::check::object_path;
-use crate::store::dedup::{Files, Way};
+use crate::store::dedup::{DedupFiles, ShareMethod};
 use crate::store::hash::Hash;
 use crate::store::ids::{ObjectId, ObjectOrigin};
-use crate::store::index::contents::Look;
+use crate::store::index::contents::FileSignature;
 use crate::sys::{Errno, SysResult};
 
 /// Location of a file.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum DedupLocation {
     Captured(ObjectId),
     Live(Arc<Trail>),
 }
 
 /// A file of a run.
 #[derive(Clone, Debug)]
-pub(super) struct Item {
-    pub(super) place: Place,
+pub(super) struct DedupFile {
+    pub(super) place: DedupLocation,
     pub(super) size: u64,
     pub(super) hash: Option<Hash>,
     /// For a live file: its attributes when it was listed.
-    pub(super) look: Option<Look>,
+    pub(super) look: Option<FileSignature>,
     /// Excluded from the run.
     pub(super) left: bool,
 }
 
-impl Place {
+impl DedupLocation {
     pub(super) fn is_captured(&self) -> bool {
-        matches!(self, Place::Captured(_))
+        matches!(self, DedupLocation::Captured(_))
     }
 
     pub(super) fn path(&self) -> TreePath {
         match self {
-            Place::Captured(object) => TreePath(object_path(*object).into_bytes()),
-            Place::Live(trail) => TreePath(trail.path()),
+            DedupLocation::Captured(object) => TreePath(object_path(*object).into_bytes()),
+            DedupLocation::Live(trail) => TreePath(trail.path()),
         }
     }
 }
 
-impl Item {
+impl DedupFile {
     pub(super) fn open(&self, dedup: &Dedup) -> SysResult<Arc<File>> {
         match &self.place {
-            Place::Captured(object) => dedup
+            DedupLocation::Captured(object) => dedup
                 .timeline()
                 .store()
                 .layers
@@ -58,7 +58,7 @@ impl Item {
                 .map_err(|error| error.errno()),
             // Sharing would change the extents, by which such a file is recognized as unchanged
             // since its capture.
-            Place::Live(trail)
+            DedupLocation::Live(trail)
                 if dedup
                     .timeline()
                     .epochs
@@ -67,31 +67,31 @@ impl Item {
             {
                 Err(Errno::EBUSY)
             }
-            Place::Live(trail) => dedup.live.inodes.open_quietly(trail).map(Arc::new),
+            DedupLocation::Live(trail) => dedup.live.inodes.open_quietly(trail).map(Arc::new),
         }
     }
 }
 
 /// Returns the reason to exclude a file after this error.
-pub fn why_of(errno: Errno) -> LeftWhy {
+pub fn why_of(errno: Errno) -> ExcludeReason {
     match errno {
-        Errno::ENOENT | Errno::ESTALE => LeftWhy::Gone,
-        Errno::EACCES | Errno::EPERM => LeftWhy::NotPermitted,
-        Errno::EXDEV => LeftWhy::OtherFilesystem,
-        Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::ENOSYS => LeftWhy::NoReflink,
-        Errno::EMLINK => LeftWhy::TooManyLinks,
-        Errno::EBUSY => LeftWhy::InUse,
-        _ => LeftWhy::Unreadable,
+        Errno::ENOENT | Errno::ESTALE => ExcludeReason::Gone,
+        Errno::EACCES | Errno::EPERM => ExcludeReason::NotPermitted,
+        Errno::EXDEV => ExcludeReason::OtherFilesystem,
+        Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::ENOSYS => ExcludeReason::NoReflink,
+        Errno::EMLINK => ExcludeReason::TooManyLinks,
+        Errno::EBUSY => ExcludeReason::InUse,
+        _ => ExcludeReason::Unreadable,
     }
 }
 
 /// Access to the files of a run for [`crate::store::dedup`].
 pub(super) struct Opener<'a> {
     pub(super) dedup: &'a Dedup,
-    pub(super) items: &'a [Item],
+    pub(super) items: &'a [DedupFile],
 }
 
-impl Files for Opener<'_> {
+impl DedupFiles for Opener<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
         self.items
             .get(number)
@@ -99,15 +99,15 @@ impl Files for Opener<'_> {
             .open(self.dedup)
     }
 
-    fn way(&self, source: usize, target: usize) -> Way {
+    fn way(&self, source: usize, target: usize) -> ShareMethod {
         match (
             self.dedup.live.reflink(),
             self.clone_at(source),
             self.clone_at(target),
         ) {
-            (true, _, _) => Way::Extents,
-            (false, Some(_), Some(_)) => Way::Link,
-            (false, _, _) => Way::Never,
+            (true, _, _) => ShareMethod::Extents,
+            (false, Some(_), Some(_)) => ShareMethod::Link,
+            (false, _, _) => ShareMethod::Never,
         }
     }
 
@@ -127,7 +127,9 @@ impl Files for Opener<'_> {
 impl Opener<'_> {
     fn clone_at(&self, number: usize) -> Option<ObjectId> {
         match self.items.get(number).map(|item| &item.place) {
-            Some(Place::Captured(object)) if object.origin == ObjectOrigin::Cloned => Some(*object),
+            Some(DedupLocation::Captured(object)) if object.origin == ObjectOrigin::Cloned => {
+                Some(*object)
+            }
             _ => None,
         }
     }

@@ -24,12 +24,12 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 pub use self::files::why_of;
-pub(super) use self::run::Run;
+pub(super) use self::run::DedupRun;
 pub use super::api::Count;
 use super::api::{TreePath, VerbResult};
 use super::checkpoint::Checkpoints;
 use super::error;
-use super::runs::{PART_TIME, Runs};
+use super::runs::{PART_TIME, SlicedRuns};
 use crate::live::Live;
 pub use crate::live::drop_kept;
 use crate::store::hash::Hash;
@@ -72,7 +72,7 @@ pub struct DedupOptions {
 /// Reason to exclude a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum LeftWhy {
+pub enum ExcludeReason {
     /// Smaller than requested.
     TooSmall,
     /// Its content does not match its hash: it has changed, or never did.
@@ -95,13 +95,13 @@ pub enum LeftWhy {
 
 /// An excluded file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
+pub struct ExcludedFile {
     /// Path in the tree, or of the object in `.ckptfs`.
     pub path: TreePath,
     /// A captured version.
     pub captured: bool,
     /// The reason.
-    pub why: LeftWhy,
+    pub why: ExcludeReason,
     /// The system's error message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -182,10 +182,10 @@ pub struct DedupReport {
     /// Bytes freed, unless other files share them.
     pub freed_bytes: u64,
     /// Number of excluded files by reason.
-    pub left: std::collections::BTreeMap<LeftWhy, u64>,
+    pub left: std::collections::BTreeMap<ExcludeReason, u64>,
     /// Excluded files not yet reported by an earlier part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<ExcludedFile>,
     /// Reply to `contents`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contents: Vec<Content>,
@@ -198,7 +198,7 @@ pub struct DedupReport {
 pub(super) struct Dedup {
     pub(super) live: Arc<Live>,
     checkpoints: Arc<Checkpoints>,
-    dedup_runs: Runs<Box<Run>>,
+    dedup_runs: SlicedRuns<Box<DedupRun>>,
 }
 
 impl Dedup {
@@ -206,7 +206,7 @@ impl Dedup {
         Dedup {
             live: Arc::clone(&checkpoints.live),
             checkpoints,
-            dedup_runs: Runs::default(),
+            dedup_runs: SlicedRuns::default(),
         }
     }
 
@@ -223,7 +223,7 @@ impl Dedup {
             ));
         }
         let mut run = self.dedup_runs.resume(options.run, || {
-            let run = Run::new(self, options).map_err(error::history_unread)?;
+            let run = DedupRun::new(self, options).map_err(error::history_unread)?;
             Ok(Box::new(run))
         })?;
         let report = if run.is_finished() {
@@ -246,7 +246,7 @@ impl Dedup {
     }
 
     /// Works for a time slice, in a thread with idle I/O priority.
-    fn work_idle(&self, run: &mut Run) -> VerbResult<()> {
+    fn work_idle(&self, run: &mut DedupRun) -> VerbResult<()> {
         let work = || {
             if let Err(errno) = sys::set_thread_io_idle() {
                 tracing::debug!(%errno, "sharing is not idle");
@@ -278,7 +278,7 @@ impl Dedup {
 
     fn tell_kept(
         &self,
-        run: &mut Run,
+        run: &mut DedupRun,
         options: &DedupOptions,
         files: &mut Vec<Arc<File>>,
     ) -> DedupReport {

@@ -5,13 +5,15 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::Dedup;
-use super::files::{Item, Opener, Place, why_of};
-use super::{Content, DedupOptions, DedupReport, DedupStage, LeftOut, LeftWhy, PART_LEFT_MAX};
-use crate::history::present::{Present, Trail};
-use crate::store::dedup::{Done, Fate, Same};
-use crate::store::hash::{Hash, Hashers, Hashing};
+use super::files::{DedupFile, DedupLocation, Opener, why_of};
+use super::{
+    Content, DedupOptions, DedupReport, DedupStage, ExcludeReason, ExcludedFile, PART_LEFT_MAX,
+};
+use crate::history::present::{LiveTree, Trail};
+use crate::store::dedup::{DedupGroup, DedupOutcome, DedupStep};
+use crate::store::hash::{FileHasher, Hash, HashPool};
 use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::index::contents::Look;
+use crate::store::index::contents::FileSignature;
 use crate::store::record::ObjectHash;
 use crate::sys::{self, Errno, Kind, SysResult};
 
@@ -26,42 +28,42 @@ const SPACE_KEPT_BYTES: u64 = 64 << 20;
 const SETTLED_NS: i64 = 1_000_000_000;
 
 /// A run in progress, or finished and kept. See the parent module.
-pub(in crate::engine) struct Run {
+pub(in crate::engine) struct DedupRun {
     dry_run: bool,
     keep: bool,
     min_size: u64,
-    hashers: Hashers,
+    hashers: HashPool,
     report: DedupReport,
-    left_out: Vec<LeftOut>,
-    items: Vec<Item>,
+    left_out: Vec<ExcludedFile>,
+    items: Vec<DedupFile>,
     /// Closed epochs to list.
     epochs: Vec<Epoch>,
     /// Live directories to list.
     dirs: Vec<Arc<Trail>>,
     /// Listed live files, for those with several names.
     slots: HashSet<Slot>,
-    work: Work,
+    work: DedupStageState,
     /// Hashes of objects not yet recorded.
     sealed: BTreeMap<Epoch, Vec<ObjectHash>>,
     /// Hashes of live files not yet in the index.
-    seen: Vec<(Slot, Look, Hash)>,
+    seen: Vec<(Slot, FileSignature, Hash)>,
 }
 
-enum Work {
+enum DedupStageState {
     Listing,
     Hashing {
         left: Vec<usize>,
-        now: Option<(usize, Arc<File>, Box<Hashing>)>,
+        now: Option<(usize, Arc<File>, Box<FileHasher>)>,
     },
     Sharing {
         left: Vec<(u64, Vec<usize>)>,
-        now: Option<Box<Same>>,
+        now: Option<Box<DedupGroup>>,
     },
     Finished,
 }
 
-impl Run {
-    pub(super) fn new(dedup: &Dedup, options: &DedupOptions) -> SysResult<Run> {
+impl DedupRun {
+    pub(super) fn new(dedup: &Dedup, options: &DedupOptions) -> SysResult<DedupRun> {
         let open = dedup.timeline().epochs.epoch();
         let mut epochs = dedup
             .timeline()
@@ -72,11 +74,11 @@ impl Run {
         // Captures of the open epoch can still be voided.
         epochs.retain(|epoch| *epoch < open);
         epochs.reverse();
-        Ok(Run {
+        Ok(DedupRun {
             dry_run: options.dry_run,
             keep: options.keep,
             min_size: options.min_size.max(1),
-            hashers: Hashers::new(options.threads),
+            hashers: HashPool::new(options.threads),
             report: DedupReport {
                 dry_run: options.dry_run,
                 total: epochs.len() as u64,
@@ -91,14 +93,14 @@ impl Run {
                 Vec::new()
             },
             slots: HashSet::new(),
-            work: Work::Listing,
+            work: DedupStageState::Listing,
             sealed: BTreeMap::new(),
             seen: Vec::new(),
         })
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        matches!(self.work, Work::Finished)
+        matches!(self.work, DedupStageState::Finished)
     }
 
     pub(super) fn left_untold(&self) -> usize {
@@ -108,7 +110,7 @@ impl Run {
     /// Returns the progress, with excluded files not reported yet, up to the limits.
     pub(super) fn tell(&mut self) -> DedupReport {
         let mut bytes = 0;
-        let mut fits = |left: &LeftOut| {
+        let mut fits = |left: &ExcludedFile| {
             bytes += left.path.0.len();
             bytes <= PART_PATH_BYTES
         };
@@ -139,7 +141,7 @@ impl Run {
             .skip(from)
             .filter(|(_, item)| !item.left)
             .filter_map(|(number, item)| Some((number, item, item.hash?)));
-        let tell = |(number, item, hash): (usize, &Item, Hash)| {
+        let tell = |(number, item, hash): (usize, &DedupFile, Hash)| {
             Content::new(
                 number as u64,
                 item.size,
@@ -176,38 +178,38 @@ impl Run {
     /// # Errors
     /// EIO if the history cannot be read. An error of one file only excludes that file.
     pub(super) fn step(&mut self, dedup: &Dedup) -> SysResult<bool> {
-        match std::mem::replace(&mut self.work, Work::Finished) {
-            Work::Listing => {
-                self.work = Work::Listing;
+        match std::mem::replace(&mut self.work, DedupStageState::Finished) {
+            DedupStageState::Listing => {
+                self.work = DedupStageState::Listing;
                 self.list(dedup)?;
             }
-            Work::Hashing { mut left, now } => match now {
+            DedupStageState::Hashing { mut left, now } => match now {
                 Some((number, file, hashing)) => {
                     let now = self.hash(dedup, number, file, hashing);
-                    self.work = Work::Hashing { left, now };
+                    self.work = DedupStageState::Hashing { left, now };
                 }
                 None => match left.pop() {
                     Some(number) => {
                         let now = self.begin_hash(dedup, number);
-                        self.work = Work::Hashing { left, now };
+                        self.work = DedupStageState::Hashing { left, now };
                     }
                     None => self.begin_sharing(dedup),
                 },
             },
-            Work::Sharing { mut left, now } => match now {
+            DedupStageState::Sharing { mut left, now } => match now {
                 Some(same) => {
                     let now = self.share(dedup, same);
-                    self.work = Work::Sharing { left, now };
+                    self.work = DedupStageState::Sharing { left, now };
                 }
                 None => {
                     let Some((size, numbers)) = left.pop() else {
                         return Ok(false);
                     };
-                    let now = Some(Box::new(Same::new(size, numbers, self.dry_run)));
-                    self.work = Work::Sharing { left, now };
+                    let now = Some(Box::new(DedupGroup::new(size, numbers, self.dry_run)));
+                    self.work = DedupStageState::Sharing { left, now };
                 }
             },
-            Work::Finished => return Ok(false),
+            DedupStageState::Finished => return Ok(false),
         }
         Ok(true)
     }
@@ -244,7 +246,7 @@ impl Run {
             }
             // Removed since its parent was listed.
             Err(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR) => {}
-            Err(errno) => self.leave_out(&Place::Live(dir), why_of(errno), Some(errno)),
+            Err(errno) => self.leave_out(&DedupLocation::Live(dir), why_of(errno), Some(errno)),
         }
         Ok(())
     }
@@ -272,8 +274,8 @@ impl Run {
                     Err(error) => return Err(error.errno()),
                 },
             };
-            self.add(Item {
-                place: Place::Captured(object),
+            self.add(DedupFile {
+                place: DedupLocation::Captured(object),
                 size,
                 hash,
                 look: None,
@@ -286,7 +288,7 @@ impl Run {
     fn list_live(&mut self, dedup: &Dedup, trail: Arc<Trail>) {
         match dedup.live.inodes.stat(&trail) {
             Ok(stat) if stat.kind == Kind::File => {
-                let look = Look::of(&stat);
+                let look = FileSignature::of(&stat);
                 // An unreadable hint is ignored.
                 let hash = dedup
                     .timeline()
@@ -295,8 +297,8 @@ impl Run {
                     .seen(trail.slot, &look)
                     .ok()
                     .flatten();
-                self.add(Item {
-                    place: Place::Live(trail),
+                self.add(DedupFile {
+                    place: DedupLocation::Live(trail),
                     size: stat.size,
                     hash,
                     look: Some(look),
@@ -304,11 +306,11 @@ impl Run {
                 });
             }
             Ok(_) | Err(Errno::ENOENT | Errno::ESTALE) => {}
-            Err(errno) => self.leave_out(&Place::Live(trail), why_of(errno), Some(errno)),
+            Err(errno) => self.leave_out(&DedupLocation::Live(trail), why_of(errno), Some(errno)),
         }
     }
 
-    fn add(&mut self, item: Item) {
+    fn add(&mut self, item: DedupFile) {
         if item.size == 0 {
             return;
         }
@@ -319,7 +321,7 @@ impl Run {
         };
         count.add(item.size);
         if item.size < self.min_size {
-            self.leave_out(&item.place, LeftWhy::TooSmall, None);
+            self.leave_out(&item.place, ExcludeReason::TooSmall, None);
         } else {
             self.items.push(item);
         }
@@ -332,7 +334,7 @@ impl Run {
         self.items
             .iter()
             .for_each(|item| *sizes.entry(item.size).or_insert(0) += 1);
-        let wanted = |item: &Item| {
+        let wanted = |item: &DedupFile| {
             item.hash.is_none()
                 && (self.keep || sizes.get(&item.size).is_some_and(|count| *count > 1))
         };
@@ -345,21 +347,21 @@ impl Run {
             .filter_map(|at| self.items.get(*at))
             .fold(0_u64, |sum, item| sum.saturating_add(item.size));
         (self.report.stage, self.report.done, self.report.total) = (DedupStage::Hashing, 0, total);
-        self.work = Work::Hashing { left, now: None };
+        self.work = DedupStageState::Hashing { left, now: None };
     }
 
     fn begin_hash(
         &mut self,
         dedup: &Dedup,
         number: usize,
-    ) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+    ) -> Option<(usize, Arc<File>, Box<FileHasher>)> {
         let opened = self
             .items
             .get(number)
             .ok_or(Errno::ENOENT)
             .and_then(|item| item.open(dedup));
         match opened {
-            Ok(file) => Some((number, file, Box::new(Hashing::new()))),
+            Ok(file) => Some((number, file, Box::new(FileHasher::new()))),
             Err(errno) => {
                 self.fail(number, errno);
                 None
@@ -372,8 +374,8 @@ impl Run {
         dedup: &Dedup,
         number: usize,
         file: Arc<File>,
-        mut hashing: Box<Hashing>,
-    ) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+        mut hashing: Box<FileHasher>,
+    ) -> Option<(usize, Arc<File>, Box<FileHasher>)> {
         let before = hashing.done();
         let stepped = hashing.step(
             &file,
@@ -396,15 +398,18 @@ impl Run {
             return;
         };
         self.report.hashed.add(size);
-        let look = item
-            .look
-            .map(|before| (before, sys::stat_fd(file).map(|stat| Look::of(&stat))));
+        let look = item.look.map(|before| {
+            (
+                before,
+                sys::stat_fd(file).map(|stat| FileSignature::of(&stat)),
+            )
+        });
         if size != item.size || look.is_some_and(|(before, now)| now != Ok(before)) {
-            return self.left(number, LeftWhy::Differs, None);
+            return self.left(number, ExcludeReason::Differs, None);
         }
         item.hash = Some(hash);
         match (&item.place, item.look) {
-            (Place::Captured(object), _) => {
+            (DedupLocation::Captured(object), _) => {
                 let object = *object;
                 let of_epoch = self.sealed.entry(object.epoch).or_default();
                 of_epoch.push(ObjectHash { object, size, hash });
@@ -412,13 +417,13 @@ impl Run {
                     self.record(dedup);
                 }
             }
-            (Place::Live(trail), Some(look)) if is_settled(&look) => {
+            (DedupLocation::Live(trail), Some(look)) if is_settled(&look) => {
                 self.seen.push((trail.slot, look, hash));
                 if self.seen.len() >= RECORD_OBJECTS_MAX {
                     self.record(dedup);
                 }
             }
-            (Place::Live(_), _) => {}
+            (DedupLocation::Live(_), _) => {}
         }
     }
 
@@ -476,20 +481,23 @@ impl Run {
                 self.report.unique.add(item.size);
             }
         }
-        self.work = Work::Sharing { left, now: None };
+        self.work = DedupStageState::Sharing { left, now: None };
     }
 
-    fn share(&mut self, dedup: &Dedup, mut same: Box<Same>) -> Option<Box<Same>> {
+    fn share(&mut self, dedup: &Dedup, mut same: Box<DedupGroup>) -> Option<Box<DedupGroup>> {
         match same.step(&mut Opener {
             dedup,
             items: &self.items,
         }) {
-            Done::Some => {}
-            Done::All => return None,
-            Done::Fate(number, fate) => {
+            DedupStep::Some => {}
+            DedupStep::All => return None,
+            DedupStep::Fate(number, fate) => {
                 self.note(number, fate);
-                if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) =
-                    (fate, self.dry_run, self.items.get(number))
+                if let (
+                    DedupOutcome::Shared { .. } | DedupOutcome::Linked { .. },
+                    false,
+                    Some(item),
+                ) = (fate, self.dry_run, self.items.get(number))
                 {
                     dedup.live.sharing.counts().add(item.size);
                 }
@@ -498,25 +506,25 @@ impl Run {
         Some(same)
     }
 
-    fn note(&mut self, number: usize, fate: Fate) {
+    fn note(&mut self, number: usize, fate: DedupOutcome) {
         self.report.done += 1;
         let size = self.items.get(number).map_or(0, |item| item.size);
         match fate {
-            Fate::Source => self.report.sources.add(size),
-            Fate::Already => self.report.already.add(size),
+            DedupOutcome::Source => self.report.sources.add(size),
+            DedupOutcome::Already => self.report.already.add(size),
             // It has no extents to share.
-            Fate::Unplaced => self.report.unique.add(size),
-            Fate::Shared { freed } => {
+            DedupOutcome::Unplaced => self.report.unique.add(size),
+            DedupOutcome::Shared { freed } => {
                 self.report.shared.add(size);
                 self.report.freed_bytes = self.report.freed_bytes.saturating_add(freed);
             }
-            Fate::Linked { freed } => {
+            DedupOutcome::Linked { freed } => {
                 self.report.shared.add(size);
                 self.report.linked.add(size);
                 self.report.freed_bytes = self.report.freed_bytes.saturating_add(freed);
             }
-            Fate::Differs => self.left(number, LeftWhy::Differs, None),
-            Fate::Failed(errno) => self.fail(number, errno),
+            DedupOutcome::Differs => self.left(number, ExcludeReason::Differs, None),
+            DedupOutcome::Failed(errno) => self.fail(number, errno),
         }
     }
 
@@ -524,7 +532,7 @@ impl Run {
         self.left(number, why_of(errno), Some(errno));
     }
 
-    fn left(&mut self, number: usize, why: LeftWhy, errno: Option<Errno>) {
+    fn left(&mut self, number: usize, why: ExcludeReason, errno: Option<Errno>) {
         if let Some(item) = self.items.get_mut(number) {
             item.left = true;
             let place = item.place.clone();
@@ -532,9 +540,9 @@ impl Run {
         }
     }
 
-    fn leave_out(&mut self, place: &Place, why: LeftWhy, errno: Option<Errno>) {
+    fn leave_out(&mut self, place: &DedupLocation, why: ExcludeReason, errno: Option<Errno>) {
         *self.report.left.entry(why).or_insert(0) += 1;
-        self.left_out.push(LeftOut {
+        self.left_out.push(ExcludedFile {
             path: place.path(),
             captured: place.is_captured(),
             why,
@@ -544,7 +552,7 @@ impl Run {
 }
 
 /// Returns whether another change is certain to change the attributes.
-fn is_settled(look: &Look) -> bool {
+fn is_settled(look: &FileSignature) -> bool {
     sys::now()
         .nanoseconds()
         .saturating_sub(look.ctime.nanoseconds())

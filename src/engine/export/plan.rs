@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{How, Work};
+use super::{ExportExtent, ExportWork};
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
@@ -17,16 +17,16 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree;
-use crate::tree::plan::{Change, Content, DirPlan, NamePlan};
-use crate::tree::states::States;
+use crate::tree::plan::{DirPlan, InodeAction, NameChange, NamePlan};
+use crate::tree::states::PlanBuilder;
 
 /// The changes, in the order of the fields.
 #[derive(Default)]
-pub(super) struct Plan {
+pub(super) struct DiffPlan {
     /// Paths to remove, with everything below them.
     pub(super) removed: Vec<Vec<u8>>,
     /// Entries to create, or whose attributes are set.
-    pub(super) works: Vec<Work>,
+    pub(super) works: Vec<ExportWork>,
     /// The path of the content of each file that may have more names now.
     pub(super) kept: HashMap<Slot, Vec<u8>>,
     /// Paths that cannot be read.
@@ -34,28 +34,28 @@ pub(super) struct Plan {
 }
 
 /// Two checkpoints, and the records between them.
-pub(super) struct Between<'a> {
+pub(super) struct DiffPlanner<'a> {
     from: View<'a>,
     to: View<'a>,
     touched: &'a Touched,
-    plan: tree::plan::Plan,
+    plan: tree::plan::TreePlan,
     passed: HashSet<Slot>,
     /// Directories with a removed entry whose past is unknown.
     worked_in: HashSet<Slot>,
-    told: Plan,
+    told: DiffPlan,
 }
 
-impl<'a> Between<'a> {
-    pub(super) fn new(from: View<'a>, to: View<'a>, touched: &'a Touched) -> Between<'a> {
+impl<'a> DiffPlanner<'a> {
+    pub(super) fn new(from: View<'a>, to: View<'a>, touched: &'a Touched) -> DiffPlanner<'a> {
         let passed = HashSet::from([Slot::ROOT]);
-        Between {
+        DiffPlanner {
             from,
             to,
             touched,
-            plan: tree::plan::Plan::default(),
+            plan: tree::plan::TreePlan::default(),
             passed,
             worked_in: HashSet::new(),
-            told: Plan::default(),
+            told: DiffPlan::default(),
         }
     }
 
@@ -63,7 +63,7 @@ impl<'a> Between<'a> {
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub(super) fn plan(mut self) -> SysResult<Plan> {
+    pub(super) fn plan(mut self) -> SysResult<DiffPlan> {
         self.all()?;
         for dir in &self.plan.dirs {
             add_dir(
@@ -79,32 +79,32 @@ impl<'a> Between<'a> {
 }
 
 /// Adds a directory that both states have.
-fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut Plan) {
+fn add_dir(plan: &tree::plan::TreePlan, dir: &DirPlan, worked_in: bool, told: &mut DiffPlan) {
     let (path, before) = (dir.want.path(), (told.works.len(), told.removed.len()));
     for planned in &dir.names {
         let (Some(change), path) = (plan.change(planned), join(&path, &planned.name)) else {
             continue;
         };
-        if matches!(change, Change::Goes(_) | Change::Exchanged(..)) {
+        if matches!(change, NameChange::Goes(_) | NameChange::Exchanged(..)) {
             told.removed.push(path.clone());
         }
         let how = match change {
-            Change::Goes(_) | Change::Stays(Content::Same) => continue,
-            Change::Stays(Content::Attributes) => How::Kept,
-            _ => How::Whole,
+            NameChange::Goes(_) | NameChange::Stays(InodeAction::Same) => continue,
+            NameChange::Stays(InodeAction::Attributes) => ExportExtent::Kept,
+            _ => ExportExtent::Whole,
         };
         let Some((child, trail)) = &planned.want else {
             continue;
         };
         let trail = Arc::clone(trail);
         told.works.push(if child.kind == Kind::Dir {
-            Work::List {
+            ExportWork::List {
                 path,
                 trail,
                 was_here: false,
             }
         } else {
-            Work::one(path, *child, trail, how)
+            ExportWork::one(path, *child, trail, how)
         });
     }
     // Changes in a directory update its times, even if its own attributes have no record.
@@ -115,12 +115,12 @@ fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut P
         };
         told.works.insert(
             before.0,
-            Work::one(path, child, Arc::clone(&dir.want), How::Kept),
+            ExportWork::one(path, child, Arc::clone(&dir.want), ExportExtent::Kept),
         );
     }
 }
 
-impl Between<'_> {
+impl DiffPlanner<'_> {
     /// Returns the names of a directory at which the states may differ.
     fn names_of(&self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<BTreeSet<Name>> {
         let is_one = |live| self.touched.is_one((&self.from, live), (&self.to, want));
@@ -143,8 +143,8 @@ impl Between<'_> {
     }
 }
 
-impl States for Between<'_> {
-    fn plan(&mut self) -> &mut tree::plan::Plan {
+impl PlanBuilder for DiffPlanner<'_> {
+    fn plan(&mut self) -> &mut tree::plan::TreePlan {
         &mut self.plan
     }
 
@@ -193,11 +193,16 @@ impl States for Between<'_> {
         Ok(alive)
     }
 
-    fn content(&mut self, child: Child, _want: &Arc<Trail>, _alive: bool) -> SysResult<Content> {
+    fn content(
+        &mut self,
+        child: Child,
+        _want: &Arc<Trail>,
+        _alive: bool,
+    ) -> SysResult<InodeAction> {
         Ok(match child.kind {
-            _ if !self.touched.nodes.contains(&child.slot) => Content::Same,
-            Kind::File if !self.touched.data.contains(&child.slot) => Content::Attributes,
-            _ => Content::New,
+            _ if !self.touched.nodes.contains(&child.slot) => InodeAction::Same,
+            Kind::File if !self.touched.data.contains(&child.slot) => InodeAction::Attributes,
+            _ => InodeAction::New,
         })
     }
 
@@ -208,13 +213,13 @@ impl States for Between<'_> {
 
 /// Returns the files that keep their content at one of their names; the other names become links to
 /// it.
-fn kept(works: &[Work]) -> HashMap<Slot, Vec<u8>> {
+fn kept(works: &[ExportWork]) -> HashMap<Slot, Vec<u8>> {
     let mut kept: HashMap<Slot, Vec<u8>> = HashMap::new();
     for work in works {
-        if let Work::One {
+        if let ExportWork::One {
             path,
             child,
-            how: How::Kept,
+            how: ExportExtent::Kept,
             ..
         } = work
             && child.kind != Kind::Dir

@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::parts::{ExportData, ExportEntry};
-use super::{Building, Exporter, Given, How, Job, Linked, Work};
+use super::{ExportExtent, ExportJob, ExportWork, Exporter, LinkedName, PartBuilder, SentEntry};
 use crate::engine::api::TreePath;
 use crate::history::diff::join;
 use crate::history::dropped::DROPPED;
-use crate::history::present::{Present, Trail};
-use crate::history::state::State;
-use crate::history::view::{Known, Source};
+use crate::history::present::{LiveTree, Trail};
+use crate::history::state::TreeState;
+use crate::history::view::{ContentLocation, KnownListing};
 use crate::store::ids::Name;
 use crate::store::record::Child;
 use crate::sys::{self, Errno, Kind, Open, SysResult, Time};
@@ -21,8 +21,8 @@ use crate::sys::{self, Errno, Kind, Open, SysResult, Time};
 impl Exporter<'_> {
     /// Confirms copied parts. Returns the entries that changed while they were copied, each with
     /// its path.
-    pub(super) fn confirm(&self, job: &Job, done: &[u64]) -> Vec<(TreePath, Work)> {
-        let given: Vec<Given> = {
+    pub(super) fn confirm(&self, job: &ExportJob, done: &[u64]) -> Vec<(TreePath, ExportWork)> {
+        let given: Vec<SentEntry> = {
             let mut progress = job.progress.lock();
             done.iter()
                 .filter_map(|part| progress.given.remove(part))
@@ -34,16 +34,16 @@ impl Exporter<'_> {
         let changed = given
             .into_iter()
             .filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
-        let again = |Given {
+        let again = |SentEntry {
                          path, child, trail, ..
                      }| {
             (
                 TreePath(path.clone()),
-                Work::One {
+                ExportWork::One {
                     path,
                     child,
                     trail,
-                    how: How::Whole,
+                    how: ExportExtent::Whole,
                     again: true,
                 },
             )
@@ -53,7 +53,7 @@ impl Exporter<'_> {
 
     /// Returns whether data read from the live tree was still that of the checkpoint when it was
     /// copied.
-    fn is_proven(&self, job: &Job, given: &Given, quiet: bool) -> SysResult<bool> {
+    fn is_proven(&self, job: &ExportJob, given: &SentEntry, quiet: bool) -> SysResult<bool> {
         if let Some((file, ctime)) = &given.file
             && sys::stat_fd(&**file)?.ctime != *ctime
         {
@@ -72,9 +72,14 @@ impl Exporter<'_> {
     }
 
     /// Adds an item of work to a part; returns the resulting work, the next item last.
-    pub(super) fn tell(&self, job: &Job, work: Work, building: &mut Building) -> Vec<Work> {
+    pub(super) fn tell(
+        &self,
+        job: &ExportJob,
+        work: ExportWork,
+        building: &mut PartBuilder,
+    ) -> Vec<ExportWork> {
         match work {
-            Work::One {
+            ExportWork::One {
                 path,
                 child,
                 trail,
@@ -84,12 +89,12 @@ impl Exporter<'_> {
                 self.tell_one(job, path, child, &trail, &how, again, building);
                 Vec::new()
             }
-            Work::List {
+            ExportWork::List {
                 path,
                 trail,
                 was_here,
             } => self.tell_dir(job, path, trail, was_here, building),
-            Work::Rest {
+            ExportWork::Rest {
                 path,
                 trail,
                 was_here,
@@ -100,12 +105,12 @@ impl Exporter<'_> {
 
     fn tell_dir(
         &self,
-        job: &Job,
+        job: &ExportJob,
         path: Vec<u8>,
         trail: Arc<Trail>,
         was_here: bool,
-        building: &mut Building,
-    ) -> Vec<Work> {
+        building: &mut PartBuilder,
+    ) -> Vec<ExportWork> {
         let first = job.progress.lock().listed.insert(trail.slot);
         let known = if first {
             self.list_at(job, &trail)
@@ -128,7 +133,7 @@ impl Exporter<'_> {
             path.clone(),
             child,
             &trail,
-            &How::Whole,
+            &ExportExtent::Whole,
             false,
             building,
         );
@@ -138,7 +143,7 @@ impl Exporter<'_> {
         if known.partial {
             building.refuse(path.clone(), Errno::EIO);
         }
-        vec![Work::Rest {
+        vec![ExportWork::Rest {
             path,
             trail,
             was_here,
@@ -150,13 +155,13 @@ impl Exporter<'_> {
     /// subdirectories.
     fn tell_rest(
         &self,
-        job: &Job,
+        job: &ExportJob,
         path: Vec<u8>,
         trail: Arc<Trail>,
         was_here: bool,
         mut names: std::vec::IntoIter<(Name, Child)>,
-        building: &mut Building,
-    ) -> Vec<Work> {
+        building: &mut PartBuilder,
+    ) -> Vec<ExportWork> {
         let dir = self.engine.live.inodes.dir(&trail).ok();
         let mut below = Vec::new();
         while !building.is_full() {
@@ -166,7 +171,7 @@ impl Exporter<'_> {
             let was_here = was_here && self.was_here(job, &trail, &name, child);
             let (path, trail) = (join(&path, &name), trail.step(&name, child.slot));
             if child.kind == Kind::Dir {
-                below.push(Work::List {
+                below.push(ExportWork::List {
                     path,
                     trail,
                     was_here,
@@ -194,7 +199,7 @@ impl Exporter<'_> {
                     }
                 },
             };
-            building.linked.push(Linked {
+            building.linked.push(LinkedName {
                 path,
                 child,
                 trail,
@@ -202,7 +207,7 @@ impl Exporter<'_> {
             });
         }
         if names.len() > 0 {
-            let rest = Work::Rest {
+            let rest = ExportWork::Rest {
                 path,
                 trail,
                 was_here,
@@ -216,12 +221,12 @@ impl Exporter<'_> {
     }
 
     /// Returns whether the inode had this path in the state whose files are not sent again.
-    fn was_here(&self, job: &Job, dir: &Arc<Trail>, name: &Name, child: Child) -> bool {
+    fn was_here(&self, job: &ExportJob, dir: &Arc<Trail>, name: &Name, child: Child) -> bool {
         let Some((since, touched)) = &job.since else {
             return false;
         };
         let is_touched = |names: &BTreeSet<Name>| names.contains(name);
-        let view = |at| self.engine.states.view(State::At(at));
+        let view = |at| self.engine.states.view(TreeState::At(at));
         let is_here = !touched.names.get(&dir.slot).is_some_and(is_touched)
             || view(*since)
                 .child(dir, name)
@@ -234,13 +239,13 @@ impl Exporter<'_> {
     }
 
     /// Returns the link count of an inode, if it has several names and their order matters.
-    fn links_of(&self, job: &Job, child: Child, trail: &Arc<Trail>) -> Option<u32> {
+    fn links_of(&self, job: &ExportJob, child: Child, trail: &Arc<Trail>) -> Option<u32> {
         if job.from.is_none() || job.kept.contains_key(&child.slot) {
             return None;
         }
         self.engine
             .states
-            .view(State::At(job.at))
+            .view(TreeState::At(job.at))
             .attr(trail)
             .ok()
             .map(|attr| attr.stat.nlink)
@@ -249,13 +254,13 @@ impl Exporter<'_> {
 
     /// Returns whether the last change was after the checkpoint and has no record: it bypassed the
     /// mount, or was just made.
-    fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
+    fn looks_changed(&self, job: &ExportJob, ctime: Time) -> bool {
         self.timeline().absences.changed_unseen(ctime, job.at)
             || self.timeline().absences.changed_in_absence(ctime, job.at)
     }
 
     /// Lists a directory, as far as its names are known.
-    pub(super) fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Known> {
+    pub(super) fn list_at(&self, job: &ExportJob, dir: &Arc<Trail>) -> SysResult<KnownListing> {
         if job.is_untouched(dir.slot) && !job.touched.names.contains_key(&dir.slot) {
             let ctime = self
                 .engine
@@ -269,52 +274,56 @@ impl Exporter<'_> {
                 && self.timeline().epochs.recordings() == job.recordings
             {
                 names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-                return Ok(Known {
+                return Ok(KnownListing {
                     names,
-                    ..Known::default()
+                    ..KnownListing::default()
                 });
             }
         }
-        self.engine.states.view(State::At(job.at)).list_known(dir)
+        self.engine
+            .states
+            .view(TreeState::At(job.at))
+            .list_known(dir)
     }
 
     /// Returns an inode without records, other than a directory, from the live tree; `None`:
     /// history must be consulted.
     fn exported_live(
         &self,
-        job: &Job,
+        job: &ExportJob,
         dir: &OwnedFd,
         path: &[u8],
         child: Child,
         trail: &Arc<Trail>,
-        how: &How,
-    ) -> Option<(ExportEntry, Option<Arc<File>>, Given)> {
+        how: &ExportExtent,
+    ) -> Option<(ExportEntry, Option<Arc<File>>, SentEntry)> {
         if !job.is_untouched(child.slot) || job.kept.contains_key(&child.slot) {
             return None;
         }
         let name = trail.name.as_bytes();
-        let (stat, target, xattrs, file) = if child.kind == Kind::File && *how == How::Whole {
-            let file = sys::open_file_at(dir, name, Open::READ).ok()?;
-            (
-                sys::stat_fd(&file).ok()?,
-                None,
-                sys::file_xattrs(&file).ok()?,
-                Some(file),
-            )
-        } else {
-            let fd = sys::open_path_at(dir, name).ok()?;
-            let target = if child.kind == Kind::Symlink {
-                Some(sys::readlink_fd(&fd).ok()?)
+        let (stat, target, xattrs, file) =
+            if child.kind == Kind::File && *how == ExportExtent::Whole {
+                let file = sys::open_file_at(dir, name, Open::READ).ok()?;
+                (
+                    sys::stat_fd(&file).ok()?,
+                    None,
+                    sys::file_xattrs(&file).ok()?,
+                    Some(file),
+                )
             } else {
-                None
+                let fd = sys::open_path_at(dir, name).ok()?;
+                let target = if child.kind == Kind::Symlink {
+                    Some(sys::readlink_fd(&fd).ok()?)
+                } else {
+                    None
+                };
+                (
+                    sys::stat_fd(&fd).ok()?,
+                    target,
+                    sys::all_xattrs(&fd).ok()?,
+                    None,
+                )
             };
-            (
-                sys::stat_fd(&fd).ok()?,
-                target,
-                sys::all_xattrs(&fd).ok()?,
-                None,
-            )
-        };
         if self.engine.live.inodes.slot_of(&stat) != Ok(child.slot)
             || stat.kind != child.kind
             || self.looks_changed(job, stat.ctime)
@@ -326,11 +335,11 @@ impl Exporter<'_> {
         let kept = file.as_ref().map(|file| (Arc::clone(file), stat.ctime));
         let sent = file.filter(|_| stat.size > 0);
         entry.data = match how {
-            How::Kept => ExportData::Kept,
+            ExportExtent::Kept => ExportData::Kept,
             _ if sent.is_some() => ExportData::File,
             _ => ExportData::None,
         };
-        let given = Given {
+        let given = SentEntry {
             path: path.to_vec(),
             child,
             trail: Arc::clone(trail),
@@ -344,13 +353,13 @@ impl Exporter<'_> {
     #[allow(clippy::too_many_arguments)]
     fn tell_one(
         &self,
-        job: &Job,
+        job: &ExportJob,
         path: Vec<u8>,
         child: Child,
         trail: &Arc<Trail>,
-        how: &How,
+        how: &ExportExtent,
         again: bool,
-        building: &mut Building,
+        building: &mut PartBuilder,
     ) {
         match self.exported_past(job, &path, child, trail, how) {
             Ok((mut entry, file, given)) => {
@@ -364,7 +373,7 @@ impl Exporter<'_> {
                 }
                 // Its contents may be exported nevertheless, and need a parent.
                 if child.kind == Kind::Dir
-                    && let Ok(attr) = self.engine.states.view(State::At(job.at)).attr(trail)
+                    && let Ok(attr) = self.engine.states.view(TreeState::At(job.at)).attr(trail)
                 {
                     building.add(
                         ExportEntry::new(path.clone(), &attr.stat, child.slot.0, None, Vec::new()),
@@ -379,13 +388,13 @@ impl Exporter<'_> {
 
     fn exported_past(
         &self,
-        job: &Job,
+        job: &ExportJob,
         path: &[u8],
         child: Child,
         trail: &Arc<Trail>,
-        how: &How,
-    ) -> SysResult<(ExportEntry, Option<Arc<File>>, Option<Given>)> {
-        let view = self.engine.states.view(State::At(job.at));
+        how: &ExportExtent,
+    ) -> SysResult<(ExportEntry, Option<Arc<File>>, Option<SentEntry>)> {
+        let view = self.engine.states.view(TreeState::At(job.at));
         let attr = view.attr(trail)?;
         let mut entry = ExportEntry::new(
             path.to_vec(),
@@ -395,26 +404,26 @@ impl Exporter<'_> {
             view.xattrs(trail)?,
         );
         match how {
-            How::Kept => entry.data = ExportData::Kept,
-            How::Link(to) => entry.data = ExportData::Link(TreePath(to.clone())),
-            How::Whole if job.kept.contains_key(&child.slot) => {
+            ExportExtent::Kept => entry.data = ExportData::Kept,
+            ExportExtent::Link(to) => entry.data = ExportData::Link(TreePath(to.clone())),
+            ExportExtent::Whole if job.kept.contains_key(&child.slot) => {
                 let to = job.kept.get(&child.slot).cloned().unwrap_or_default();
                 entry.data = ExportData::Link(TreePath(to));
             }
-            How::Whole if child.kind == Kind::File => {
+            ExportExtent::Whole if child.kind == Kind::File => {
                 let (source, file) = view.open(trail)?;
                 let Some(file) = file.map(Arc::new) else {
                     return Ok((entry, None, None));
                 };
                 let mut given = None;
-                if source == Source::Live {
+                if source == ContentLocation::Live {
                     let ctime = sys::stat_fd(&*file)?.ctime;
                     // The file may have changed between open and fstat.
                     if !view.still_live(trail, Some(&file))? {
                         return self.exported_past(job, path, child, trail, how);
                     }
                     let file = Some((Arc::clone(&file), ctime));
-                    given = Some(Given {
+                    given = Some(SentEntry {
                         path: path.to_vec(),
                         child,
                         trail: Arc::clone(trail),
@@ -425,7 +434,7 @@ impl Exporter<'_> {
                 entry.data = ExportData::File;
                 return Ok((entry, Some(file), given));
             }
-            How::Whole => {}
+            ExportExtent::Whole => {}
         }
         Ok((entry, None, None))
     }

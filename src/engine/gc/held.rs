@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::super::api::VerbResult;
-use super::super::bases::{Bases, empty_trash};
+use super::super::bases::{HeldBases, empty_trash};
 use super::super::error;
-use super::Collector;
-use crate::history::operations::Told;
+use super::GarbageCollector;
+use crate::history::operations::OperationStatus;
 use crate::store::ids::CheckpointId;
-use crate::store::operation::Deed;
-use crate::store::record::Kept;
+use crate::store::operation::OperationEffect;
+use crate::store::record::CheckpointState;
 
 /// Default of `retention.keep-undone`: time for which the needs of `undo` and `redo` are protected.
 const UNDONE_KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -26,17 +26,17 @@ const GUARDS_KEPT: usize = 10;
 const READ_AT_ONCE: usize = 256;
 
 /// The protected checkpoints.
-pub(super) struct Held {
+pub(super) struct ProtectedCheckpoints {
     guards: HashSet<CheckpointId>,
     hidden: HashSet<CheckpointId>,
     marks_since_ns: i64,
     /// Hidden marks made after this time may be undecided.
     undecided_since_ns: i64,
-    pub(super) bases: Bases,
+    pub(super) bases: HeldBases,
 }
 
-impl Held {
-    pub(super) fn needs(&self, kept: &Kept) -> bool {
+impl ProtectedCheckpoints {
+    pub(super) fn needs(&self, kept: &CheckpointState) -> bool {
         match &kept.reason {
             _ if kept.hidden => self.is_undecided(kept) || self.hidden.contains(&kept.id),
             reason if reason.is_mark() => kept.created_ns >= self.marks_since_ns,
@@ -45,15 +45,15 @@ impl Held {
     }
 
     /// Returns whether it is a hidden mark that may still be confirmed.
-    pub(super) fn is_undecided(&self, kept: &Kept) -> bool {
+    pub(super) fn is_undecided(&self, kept: &CheckpointState) -> bool {
         kept.hidden && kept.reason.is_mark() && kept.created_ns >= self.undecided_since_ns
     }
 }
 
-impl Collector {
+impl GarbageCollector {
     /// Returns the current bases of branches from the registry.
-    pub(super) fn bases(&self) -> VerbResult<Bases> {
-        Bases::of(&self.live)
+    pub(super) fn bases(&self) -> VerbResult<HeldBases> {
+        HeldBases::of(&self.live)
     }
 
     /// Removes dropped branches: all, or in an automatic run those past `retention.keep-undone`.
@@ -73,7 +73,7 @@ impl Collector {
 
     /// Returns the protected checkpoints. `automatic`: recently deleted or undone ones are
     /// included, because the user did not request the run.
-    pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
+    pub(super) fn held(&self, automatic: bool) -> VerbResult<ProtectedCheckpoints> {
         let (settings, now_ns) = (self.serving.settings(), crate::history::append::now_ns());
         let ago = |span: Duration| {
             now_ns.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
@@ -84,7 +84,7 @@ impl Collector {
             tripwire.within.saturating_mul(2).max(UNDECIDED)
         });
         let since_ns = since("retention.keep-undone", UNDONE_KEPT);
-        let mut held = Held {
+        let mut held = ProtectedCheckpoints {
             guards: HashSet::new(),
             hidden: HashSet::new(),
             marks_since_ns: since("tripwire.keep", MARK_KEPT),
@@ -95,13 +95,15 @@ impl Collector {
         loop {
             let told = self.timeline().operations.operations(before, READ_AT_ONCE);
             let told = told.map_err(error::journal_unread)?;
-            for Told { operation, .. } in &told {
+            for OperationStatus { operation, .. } in &told {
                 seen += 1;
                 let young = operation.at_ns >= since_ns;
                 match &operation.deed {
                     _ if !young && seen > GUARDS_KEPT => return Ok(held),
-                    Deed::Restored { guard, .. } => drop(held.guards.insert(*guard)),
-                    Deed::Deleted { id, .. } if young && automatic => drop(held.hidden.insert(*id)),
+                    OperationEffect::Restored { guard, .. } => drop(held.guards.insert(*guard)),
+                    OperationEffect::Deleted { id, .. } if young && automatic => {
+                        drop(held.hidden.insert(*id))
+                    }
                     _ => {}
                 }
             }

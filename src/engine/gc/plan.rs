@@ -4,21 +4,21 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use jiff::tz::TimeZone;
 
-use super::super::retention::{Known, Rule, order, rules};
-use super::held::Held;
-use super::tiers::{Fate, Matching};
-use super::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
+use super::super::retention::{Rule, RuleSubject, order, rules};
+use super::held::ProtectedCheckpoints;
+use super::tiers::{TierMatching, TierOutcome};
+use super::{GcKept, GcOptions, GcReason, GcRemoved, GcReport, GcTier};
 use crate::history::append::now_ns;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
-use crate::store::record::{Kept, Reason};
-use crate::sys::Gently;
+use crate::store::record::{CheckpointState, Reason};
+use crate::sys::ThrottledUnlink;
 
 /// A step of the removal.
 #[derive(Default)]
-pub(super) struct Step {
+pub(super) struct GcStep {
     /// A checkpoint as of the plan; `None`: unneeded versions or a tier.
-    pub(super) checkpoint: Option<Kept>,
+    pub(super) checkpoint: Option<CheckpointState>,
     /// The checkpoint is only hidden; a later run frees it.
     pub(super) hides: bool,
     /// Represents a checkpoint deleted earlier that a later run frees.
@@ -29,7 +29,7 @@ pub(super) struct Step {
     pub(super) versions: Vec<Captured>,
 }
 
-impl Step {
+impl GcStep {
     /// Returns whether a later run frees its versions.
     fn frees_later(&self) -> bool {
         self.hides || self.waits
@@ -37,9 +37,9 @@ impl Step {
 }
 
 /// The removal.
-pub(super) struct Plan {
+pub(super) struct GcPlan {
     pub(super) report: GcReport,
-    pub(super) steps: std::vec::IntoIter<Step>,
+    pub(super) steps: std::vec::IntoIter<GcStep>,
     /// Versions left of the current step.
     pub(super) versions: Vec<Captured>,
     /// Only their content is removed.
@@ -48,21 +48,21 @@ pub(super) struct Plan {
     pub(super) kept: Vec<CheckpointId>,
     /// Epochs of removed versions.
     pub(super) epochs: BTreeSet<Epoch>,
-    pub(super) gently: Gently,
+    pub(super) gently: ThrottledUnlink,
 }
 
 /// Returns the checkpoints of a census with their properties for the rules.
 pub(super) fn known<'k>(
     census: &Census,
-    checkpoints: &'k [Kept],
-    held: &Held,
+    checkpoints: &'k [CheckpointState],
+    held: &ProtectedCheckpoints,
     named: &[CheckpointId],
-) -> Vec<(&'k Kept, Known)> {
-    let by_id: HashMap<CheckpointId, &Kept> =
+) -> Vec<(&'k CheckpointState, RuleSubject)> {
+    let by_id: HashMap<CheckpointId, &CheckpointState> =
         checkpoints.iter().map(|kept| (kept.id, kept)).collect();
     let kept = census.kept.iter().filter_map(|id| by_id.get(id).copied());
     kept.map(|kept| {
-        let known = Known {
+        let known = RuleSubject {
             id: kept.id,
             made_ns: kept.state_ns(),
             manual: kept.reason.is_asked(),
@@ -84,7 +84,7 @@ pub(super) fn known<'k>(
 /// Returns the step of each measured version: 0 for leftovers, then the first `sure` of `order`,
 /// the tiers, and the rest of `order`.
 fn steps_with_tiers(
-    matching: &Matching,
+    matching: &TierMatching,
     order: &[usize],
     sure: usize,
     tiers: usize,
@@ -93,9 +93,9 @@ fn steps_with_tiers(
     for (step, fate) in steps.iter_mut().zip(&matching.fates) {
         let after = |step: usize| if step > sure { step + tiers } else { step };
         let by_tier = match fate {
-            Fate::Goes(tier) => Some(sure + 1 + tier),
-            Fate::Left => Some(0),
-            Fate::Linked(_) | Fate::Stays => None,
+            TierOutcome::Goes(tier) => Some(sure + 1 + tier),
+            TierOutcome::Left => Some(0),
+            TierOutcome::Linked(_) | TierOutcome::Stays => None,
         };
         *step = [step.map(after), by_tier].into_iter().flatten().min();
     }
@@ -138,7 +138,7 @@ struct Planning<'a> {
     /// Bytes freed by the steps so far, now or later.
     counted: u64,
     report: GcReport,
-    steps: Vec<Step>,
+    steps: Vec<GcStep>,
 }
 
 impl Planning<'_> {
@@ -153,7 +153,7 @@ impl Planning<'_> {
         report.history_bytes.saturating_sub(self.counted)
     }
 
-    fn add(&mut self, step: Step) -> u64 {
+    fn add(&mut self, step: GcStep) -> u64 {
         let bytes = self.next_freed();
         self.counted = self.counted.saturating_add(bytes);
         if !step.frees_later() {
@@ -164,12 +164,12 @@ impl Planning<'_> {
     }
 
     /// Adds the tiers, after the checkpoints removed in any case.
-    fn add_tiers(&mut self, matching: &Matching, steps: &[Option<usize>]) {
+    fn add_tiers(&mut self, matching: &TierMatching, steps: &[Option<usize>]) {
         for (number, tier) in self.options.retention.tiers.iter().enumerate() {
-            let (at, linked) = (Some(self.steps.len()), Fate::Linked(number));
-            let bytes = self.add(Step {
+            let (at, linked) = (Some(self.steps.len()), TierOutcome::Linked(number));
+            let bytes = self.add(GcStep {
                 tier: Some(number),
-                ..Step::default()
+                ..GcStep::default()
             });
             let linked = matching.fates.iter().filter(|fate| **fate == linked);
             self.report.tiers.push(GcTier {
@@ -184,25 +184,25 @@ impl Planning<'_> {
 
     /// Adds a checkpoint deleted earlier that a later run frees.
     fn add_waiting(&mut self) {
-        self.add(Step {
+        self.add(GcStep {
             waits: true,
-            ..Step::default()
+            ..GcStep::default()
         });
     }
 
-    fn add_checkpoint(&mut self, checkpoint: &Kept, why: GcWhy) {
-        let bytes = self.add(Step {
+    fn add_checkpoint(&mut self, checkpoint: &CheckpointState, why: GcReason) {
+        let bytes = self.add(GcStep {
             checkpoint: Some(checkpoint.clone()),
             hides: self.options.automatic && !checkpoint.hidden,
-            ..Step::default()
+            ..GcStep::default()
         });
         let id = checkpoint.id;
-        self.report.gone.push(GcGone { id, why, bytes });
+        self.report.gone.push(GcRemoved { id, why, bytes });
     }
 }
 
 /// Returns the remaining checkpoints and their rules.
-fn staying(report: &GcReport, known: &[Known], rules: Vec<Vec<Rule>>) -> Vec<GcKept> {
+fn staying(report: &GcReport, known: &[RuleSubject], rules: Vec<Vec<Rule>>) -> Vec<GcKept> {
     let gone: HashSet<CheckpointId> = report.gone.iter().map(|gone| gone.id).collect();
     let stays = known.iter().zip(rules);
     stays
@@ -211,9 +211,13 @@ fn staying(report: &GcReport, known: &[Known], rules: Vec<Vec<Rule>>) -> Vec<GcK
         .collect()
 }
 
-pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
+pub(super) fn plan(
+    matching: &TierMatching,
+    options: &GcOptions,
+    held: &ProtectedCheckpoints,
+) -> GcPlan {
     let (census, retention) = (&matching.census, &options.retention);
-    let (kept, known): (Vec<&Kept>, Vec<Known>) =
+    let (kept, known): (Vec<&CheckpointState>, Vec<RuleSubject>) =
         known(census, &matching.checkpoints, held, &retention.keep_ids)
             .into_iter()
             .unzip();
@@ -232,7 +236,7 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
         },
         steps: Vec::new(),
     };
-    planning.report.leftover_bytes = planning.add(Step::default());
+    planning.report.leftover_bytes = planning.add(GcStep::default());
     let in_order = order
         .iter()
         .filter_map(|at| Some((*kept.get(*at)?, known.get(*at)?.is_waiting(rules.get(*at)?))));
@@ -245,9 +249,11 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
             continue;
         }
         let why = match number < sure {
-            true if kept.hidden => GcWhy::Deleted,
-            true => GcWhy::NoRule,
-            false if retention.max_bytes.is_some_and(|max| planning.left() > max) => GcWhy::MaxSize,
+            true if kept.hidden => GcReason::Deleted,
+            true => GcReason::NoRule,
+            false if retention.max_bytes.is_some_and(|max| planning.left() > max) => {
+                GcReason::MaxSize
+            }
             false => break,
         };
         planning.add_checkpoint(kept, why);
@@ -271,25 +277,27 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
         .iter()
         .map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some()))
         .sum();
-    Plan {
+    GcPlan {
         report,
         steps: planned.into_iter(),
         versions: Vec::new(),
         shown: false,
         kept: census.kept.clone(),
         epochs: BTreeSet::new(),
-        gently: Gently::default(),
+        gently: ThrottledUnlink::default(),
     }
 }
 
 /// Assigns the versions to the steps. Versions of a step that frees later are assigned to the tier
 /// that drops them, if any.
-fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step]) {
+fn share_out(matching: &TierMatching, steps: &[Option<usize>], planned: &mut [GcStep]) {
     let first_tier = planned.iter().position(|step| step.tier == Some(0));
     for ((at, step), fate) in matching.measured.iter().zip(steps).zip(&matching.fates) {
-        let later = |step: usize| planned.get(step).is_some_and(Step::frees_later);
+        let later = |step: usize| planned.get(step).is_some_and(GcStep::frees_later);
         let step = match (*step, fate) {
-            (Some(step), Fate::Goes(tier)) if later(step) => first_tier.map(|first| first + tier),
+            (Some(step), TierOutcome::Goes(tier)) if later(step) => {
+                first_tier.map(|first| first + tier)
+            }
             (Some(step), _) if later(step) => None,
             (step, _) => step,
         };

@@ -32,7 +32,7 @@ fn a_checkpoint_that_goes_while_versions_are_measured_ends_no_run() {
     }
     let until = Instant::now() + Duration::from_secs(60);
     assert_eq!(collector.work(&daemon(), &mut run, until), Ok(false));
-    let Run::Measuring(measuring, _) = run else {
+    let GcRun::Measuring(measuring, _) = run else {
         panic!("it is measured");
     };
     let (census, measured, _) = measuring.finish(false);

@@ -12,16 +12,16 @@ use jiff::tz::TimeZone;
 
 use super::super::api::VerbResult;
 use super::super::error;
-use super::super::retention::{Known, order, rules};
-use super::super::space::Space;
-use super::super::tiers::{Matcher, Tier};
-use super::held::Held;
+use super::super::retention::{RuleSubject, order, rules};
+use super::super::space::SpaceUsage;
+use super::super::tiers::{Tier, TierPatterns};
+use super::held::ProtectedCheckpoints;
 use super::{GcOptions, GcTier};
-use crate::engine::gc::Collector;
+use crate::engine::gc::GarbageCollector;
 use crate::history::append::now_ns;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Dropped, Kept};
+use crate::store::record::{CheckpointState, Dropped};
 use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Limit of tiers in a run.
@@ -29,7 +29,7 @@ const TIERS_MAX: usize = 256;
 
 /// Effect of the tiers on a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum TierOutcome {
     /// Dropped by the tier of this number.
     Goes(usize),
     /// Dropped by an earlier run, but not removed yet.
@@ -41,27 +41,27 @@ pub(super) enum Fate {
 }
 
 /// Versions being matched with the tiers.
-pub(in crate::engine) struct Matching {
+pub(in crate::engine) struct TierMatching {
     pub(super) census: Census,
     pub(super) measured: Vec<usize>,
-    pub(super) space: Space,
-    pub(super) checkpoints: Vec<Kept>,
+    pub(super) space: SpaceUsage,
+    pub(super) checkpoints: Vec<CheckpointState>,
     /// Of each measured version.
-    pub(super) fates: Vec<Fate>,
-    matchers: Vec<(Matcher, i64)>,
+    pub(super) fates: Vec<TierOutcome>,
+    matchers: Vec<(TierPatterns, i64)>,
     /// Checkpoints of the census that this run does not free in any case.
     stays: Vec<bool>,
     /// Those that are pinned, or held by a branch.
     pinned: Vec<bool>,
 }
 
-impl Matching {
+impl TierMatching {
     pub(super) fn new(
-        (census, measured, space): (Census, Vec<usize>, Space),
-        checkpoints: Vec<Kept>,
+        (census, measured, space): (Census, Vec<usize>, SpaceUsage),
+        checkpoints: Vec<CheckpointState>,
         options: &GcOptions,
-        held: &Held,
-    ) -> VerbResult<Matching> {
+        held: &ProtectedCheckpoints,
+    ) -> VerbResult<TierMatching> {
         let (retention, now_ns) = (&options.retention, now_ns());
         let wrong = |why: String| error::error(error::Code::BadValue, format!("tiers: {why}"));
         if retention.tiers.len() > TIERS_MAX {
@@ -81,7 +81,7 @@ impl Matching {
             .map(ready)
             .collect::<VerbResult<Vec<_>>>()?;
         let of = super::plan::known(&census, &checkpoints, held, &retention.keep_ids);
-        let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
+        let known: Vec<RuleSubject> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(
             &known,
             &rules(&known, options.applied(now_ns), &TimeZone::system()),
@@ -93,7 +93,7 @@ impl Matching {
             }
         });
         let pinned = known.iter().map(|one| one.pinned || one.base).collect();
-        Ok(Matching {
+        Ok(TierMatching {
             census,
             measured,
             space,
@@ -110,24 +110,24 @@ impl Matching {
     }
 }
 
-impl Collector {
+impl GarbageCollector {
     /// Matches the next version; `false` at the end.
-    pub(super) fn match_next(&self, matching: &mut Matching) -> SysResult<bool> {
+    pub(super) fn match_next(&self, matching: &mut TierMatching) -> SysResult<bool> {
         let Some(at) = matching.measured.get(matching.fates.len()) else {
             return Ok(false);
         };
         let fate = match matching.census.versions.get(*at) {
             Some(version) => self.fate(matching, version)?,
-            None => Fate::Stays,
+            None => TierOutcome::Stays,
         };
         matching.fates.push(fate);
         Ok(true)
     }
 
-    fn fate(&self, matching: &Matching, version: &Captured) -> SysResult<Fate> {
+    fn fate(&self, matching: &TierMatching, version: &Captured) -> SysResult<TierOutcome> {
         let by = version.by.clone();
         if version.open || by.is_empty() {
-            return Ok(Fate::Stays);
+            return Ok(TierOutcome::Stays);
         }
         if self.timeline().dropped.is_dropped(version.object)? {
             let there = self
@@ -137,14 +137,14 @@ impl Collector {
                 .stat(version.object)
                 .map_err(|error| error.errno())?;
             return Ok(if there.is_some_and(|stat| stat.size > 0) {
-                Fate::Left
+                TierOutcome::Left
             } else {
-                Fate::Stays
+                TierOutcome::Stays
             });
         }
         // The change precedes the first checkpoint without the version.
         let Some(changed_ns) = matching.census.made_ns.get(by.end).copied() else {
-            return Ok(Fate::Stays);
+            return Ok(TierOutcome::Stays);
         };
         let all_young = matching
             .matchers
@@ -155,9 +155,9 @@ impl Collector {
             .get(by.clone())
             .is_none_or(|pinned| pinned.contains(&true));
         if all_young || pinned {
-            return Ok(Fate::Stays);
+            return Ok(TierOutcome::Stays);
         }
-        let (mut at, mut fate) = (by.start, Fate::Stays);
+        let (mut at, mut fate) = (by.start, TierOutcome::Stays);
         while at < by.end {
             let (Some(id), Some(stays)) = (matching.census.kept.get(at), matching.stays.get(at))
             else {
@@ -168,13 +168,13 @@ impl Collector {
                 continue;
             }
             let until = match self.fate_at(matching, version.slot, *id, changed_ns) {
-                Ok((Fate::Goes(tier), until)) => {
-                    fate = Fate::Goes(tier);
+                Ok((TierOutcome::Goes(tier), until)) => {
+                    fate = TierOutcome::Goes(tier);
                     until
                 }
                 Ok((other, _)) => return Ok(other),
                 // A client deleted the checkpoint since the run began: left to the next run.
-                Err(Errno::ESTALE) => return Ok(Fate::Stays),
+                Err(Errno::ESTALE) => return Ok(TierOutcome::Stays),
                 Err(errno) => return Err(errno),
             };
             let kept = &matching.census.kept;
@@ -187,13 +187,13 @@ impl Collector {
     /// which that state lasts.
     fn fate_at(
         &self,
-        matching: &Matching,
+        matching: &TierMatching,
         slot: Slot,
         id: CheckpointId,
         changed_ns: i64,
-    ) -> SysResult<(Fate, Epoch)> {
+    ) -> SysResult<(TierOutcome, Epoch)> {
         let lookup = &self.timeline().lookup;
-        let stays = Ok((Fate::Stays, Epoch(0)));
+        let stays = Ok((TierOutcome::Stays, Epoch(0)));
         let Some(path) = lookup.path_at(slot, id)? else {
             return stays;
         };
@@ -207,9 +207,9 @@ impl Collector {
         let mut tiers = matching.matchers.iter().enumerate();
         let tier = tiers.find(|(_, (matcher, _))| matcher.unit(&path.path).is_some());
         let fate = match tier.filter(|(_, (_, old_ns))| changed_ns <= *old_ns) {
-            None => Fate::Stays,
-            Some((tier, _)) if stat.nlink > 1 => Fate::Linked(tier),
-            Some((tier, _)) => Fate::Goes(tier),
+            None => TierOutcome::Stays,
+            Some((tier, _)) if stat.nlink > 1 => TierOutcome::Linked(tier),
+            Some((tier, _)) => TierOutcome::Goes(tier),
         };
         Ok((fate, path.until.min(attr.epoch)))
     }

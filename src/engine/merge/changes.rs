@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::engine::api::{Change, ChangeKind, Times, TreePath};
-use crate::engine::restore::plan::Plan;
+use crate::engine::restore::plan::RestorePlan;
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::view::View;
@@ -12,12 +12,12 @@ use crate::store::ids::Name;
 use crate::store::record::{Child, Place};
 use crate::sys::{Kind, SysResult};
 use crate::tree::Tree;
-use crate::tree::merge::outcome::Outcome;
-use crate::tree::plan::{self, Content};
+use crate::tree::merge::outcome::MergeOutcome;
+use crate::tree::plan::{self, InodeAction};
 
-struct Telling<'p, 'o> {
-    plan: &'p Plan,
-    outcome: &'p Outcome<'o, View<'o>>,
+struct ChangeCollector<'p, 'o> {
+    plan: &'p RestorePlan,
+    outcome: &'p MergeOutcome<'o, View<'o>>,
     ours: &'p View<'p>,
     /// Places from which an inode was moved.
     left: HashSet<Place>,
@@ -26,11 +26,11 @@ struct Telling<'p, 'o> {
 
 /// Returns the changes, sorted by path.
 pub(super) fn changes<'o>(
-    plan: &Plan,
-    outcome: &Outcome<'o, View<'o>>,
+    plan: &RestorePlan,
+    outcome: &MergeOutcome<'o, View<'o>>,
     ours: &View<'_>,
 ) -> SysResult<Vec<Change>> {
-    let mut telling = Telling {
+    let mut telling = ChangeCollector {
         plan,
         outcome,
         ours,
@@ -44,7 +44,7 @@ pub(super) fn changes<'o>(
     Ok(changes)
 }
 
-impl Telling<'_, '_> {
+impl ChangeCollector<'_, '_> {
     fn add(&mut self, path: Vec<u8>, change: ChangeKind, kind: Kind) {
         self.changes.push(Change::new(path, change, kind));
     }
@@ -81,19 +81,19 @@ impl Telling<'_, '_> {
                             })
                 });
                 let change = match plan.change(name) {
-                    None | Some(plan::Change::Goes(_)) => continue,
-                    Some(plan::Change::Stays(Content::Same)) => continue,
-                    Some(plan::Change::Stays(_)) if child.kind == Kind::Dir => continue,
-                    Some(plan::Change::Stays(Content::Attributes)) => {
+                    None | Some(plan::NameChange::Goes(_)) => continue,
+                    Some(plan::NameChange::Stays(InodeAction::Same)) => continue,
+                    Some(plan::NameChange::Stays(_)) if child.kind == Kind::Dir => continue,
+                    Some(plan::NameChange::Stays(InodeAction::Attributes)) => {
                         if self.has_attrs(trail)? {
                             continue;
                         }
                         ChangeKind::Modified
                     }
-                    Some(plan::Change::Stays(_)) => ChangeKind::Modified,
+                    Some(plan::NameChange::Stays(_)) => ChangeKind::Modified,
                     Some(_) if from.is_some() => ChangeKind::Renamed,
-                    Some(plan::Change::Comes(_)) => ChangeKind::Added,
-                    Some(plan::Change::Replaced(_) | plan::Change::Exchanged(..)) => {
+                    Some(plan::NameChange::Comes(_)) => ChangeKind::Added,
+                    Some(plan::NameChange::Replaced(_) | plan::NameChange::Exchanged(..)) => {
                         match name.have {
                             Some(have) if have.kind != child.kind => ChangeKind::TypeChanged,
                             _ => ChangeKind::Modified,
@@ -124,8 +124,8 @@ impl Telling<'_, '_> {
             let Some(live) = &dir.live else { continue };
             for name in &dir.names {
                 let (have, told) = match plan.change(name) {
-                    Some(plan::Change::Goes(have)) => (have, true),
-                    Some(plan::Change::Exchanged(have, _)) => (have, false),
+                    Some(plan::NameChange::Goes(have)) => (have, true),
+                    Some(plan::NameChange::Exchanged(have, _)) => (have, false),
                     _ => continue,
                 };
                 if !told && !plan.keeps(have) && have.kind == Kind::Dir {

@@ -12,30 +12,30 @@ use crate::engine::api::VerbResult;
 use crate::engine::bases::registry_failed;
 use crate::engine::branches::Branch;
 use crate::engine::error;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::Store;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::merges::{Birth, MERGES_MAX, MergeEntry, MergeInto, Merges};
+use crate::store::layout::merges::{InodeBirth, MERGES_MAX, MergeEntry, MergeInto, Merges};
 use crate::store::operation::Operation;
 use crate::sys::SysResult;
-use crate::tree::merge::same::Same;
+use crate::tree::merge::same::InodeClasses;
 
 /// A branch and its parent.
 #[derive(Clone, Copy)]
-pub(in crate::engine) struct Kin<'a> {
+pub(in crate::engine) struct BranchPair<'a> {
     pub(in crate::engine) parent: &'a Engine,
     pub(in crate::engine) branch: &'a Branch,
 }
 
 /// Returns the number of a checkpoint, or for the live state that of the next one.
-fn number(engine: &Engine, state: State) -> CheckpointId {
+fn number(engine: &Engine, state: TreeState) -> CheckpointId {
     match state {
-        State::At(id) => id,
-        State::Live => engine.timeline().epochs.epoch().checkpoint(),
+        TreeState::At(id) => id,
+        TreeState::Live => engine.timeline().epochs.epoch().checkpoint(),
     }
 }
 
-impl<'a> Kin<'a> {
+impl<'a> BranchPair<'a> {
     fn merges(self) -> Merges<'a> {
         let id = self.branch.engine.timeline().store().layout.id();
         self.parent.timeline().store().layout.branches().merges(id)
@@ -75,7 +75,7 @@ impl<'a> Kin<'a> {
     }
 
     /// Returns the numbers of a state of the parent and one of the branch.
-    fn numbers(self, parent: State, branch: State) -> [CheckpointId; 2] {
+    fn numbers(self, parent: TreeState, branch: TreeState) -> [CheckpointId; 2] {
         let branch = number(&self.branch.engine, branch);
         [number(self.parent, parent), branch]
     }
@@ -106,11 +106,11 @@ impl<'a> Kin<'a> {
     /// for X leaves no record. Otherwise the result is the beginning of the branch on both sides.
     ///
     /// # Errors
-    /// As [`Kin::base`].
+    /// As [`BranchPair::base`].
     pub(super) fn recorded_since(
         self,
         base: MergeBase,
-        (parent, branch): (State, State),
+        (parent, branch): (TreeState, TreeState),
     ) -> VerbResult<[CheckpointId; 2]> {
         let (done, numbers) = (self.done()?, self.numbers(parent, branch));
         let origin = [self.branch.base, self.branch.since];
@@ -152,7 +152,11 @@ impl<'a> Kin<'a> {
     ///
     /// # Errors
     /// The record of merges cannot be read.
-    pub(in crate::engine) fn base(self, parent: State, branch: State) -> VerbResult<MergeBase> {
+    pub(in crate::engine) fn base(
+        self,
+        parent: TreeState,
+        branch: TreeState,
+    ) -> VerbResult<MergeBase> {
         let numbers = self.numbers(parent, branch);
         let done = self.done()?;
         let newest = done
@@ -180,9 +184,9 @@ impl<'a> Kin<'a> {
     ///
     /// # Errors
     /// The record cannot be read.
-    pub(super) fn same(self) -> VerbResult<Same> {
+    pub(super) fn same(self) -> VerbResult<InodeClasses> {
         let pairs = self.merges().pairs().map_err(registry_failed)?;
-        Ok(Same::new(pairs))
+        Ok(InodeClasses::new(pairs))
     }
 
     /// Records the end of a merge that has this operation, or that changed nothing. The entry
@@ -195,7 +199,7 @@ impl<'a> Kin<'a> {
         self,
         (into, from): (MergeInto, Option<CheckpointId>),
         operation: Option<&Operation>,
-        (pairs, clean): (&[[Birth; 2]], bool),
+        (pairs, clean): (&[[InodeBirth; 2]], bool),
     ) -> VerbResult<()> {
         self.merges().add_pairs(pairs).map_err(registry_failed)?;
         let catalogue = &self.merged(into).timeline().catalogue;
@@ -207,7 +211,7 @@ impl<'a> Kin<'a> {
         let earlier = || self.changing(&merges, into, from).unwrap_or_default();
         merges.push(MergeEntry {
             into,
-            epoch: number(self.changed(into), State::Live),
+            epoch: number(self.changed(into), TreeState::Live),
             operation: operation.map_or_else(earlier, |done| (done.number, done.at_ns)),
             from: (from, made_ns),
             clean,
@@ -225,8 +229,8 @@ impl<'a> Kin<'a> {
         from: CheckpointId,
     ) -> Option<(u64, i64)> {
         let numbers = match into {
-            MergeInto::Parent => self.numbers(State::Live, State::At(from)),
-            MergeInto::Branch => self.numbers(State::At(from), State::Live),
+            MergeInto::Parent => self.numbers(TreeState::Live, TreeState::At(from)),
+            MergeInto::Branch => self.numbers(TreeState::At(from), TreeState::Live),
         };
         let changed = |merge: &&MergeEntry| {
             merge.into == into && merge.operation.0 != 0 && self.is_common(merge, numbers)
@@ -239,8 +243,8 @@ impl<'a> Kin<'a> {
     /// effect.
     ///
     /// # Errors
-    /// As [`Kin::base`].
-    pub(super) fn merged_by(self, into: MergeInto, theirs: State) -> VerbResult<Option<u64>> {
+    /// As [`BranchPair::base`].
+    pub(super) fn merged_by(self, into: MergeInto, theirs: TreeState) -> VerbResult<Option<u64>> {
         let from = number(self.merged(into), theirs);
         let operation = self.changing(&self.done()?, into, from);
         Ok(operation.map(|(number, _)| number))

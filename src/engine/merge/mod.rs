@@ -21,20 +21,20 @@ pub use self::answers::{
     ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
     MergeVersion, MergeVersions, Merged, UpdateBranch,
 };
-pub(super) use self::common::Kin;
-use self::prepare::{Eyes, Merging, Three};
+pub(super) use self::common::BranchPair;
+use self::prepare::{MergeInput, PreparedMerge, StatCaches};
 pub(super) use self::touched::{changed_by, clashes_of, unmerged, unmerged_of};
 use super::Engine;
 use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
-use super::branches::{Branch, Brancher};
+use super::branches::{Branch, BranchOps};
 use super::hooks::around;
 use super::requester::Requester;
 use super::restore::Restorer;
-use super::restore::prepare::Ready;
+use super::restore::prepare::PreparedOp;
 use super::restore::stage::Stage;
-use super::restore::stale::{Asked, Stale};
+use super::restore::stale::{RestoreRequest, StaleEntries};
 use super::verb::Verb;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::merges::MergeInto;
 use crate::store::record::{Actor, Reason, Record};
@@ -44,7 +44,7 @@ use crate::sys::Errno;
 const VERSIONS_BYTES: usize = 16 << 20;
 
 /// The kind of a merge.
-enum Course<'a> {
+enum MergeKind<'a> {
     /// Another line of the history of this tree, from one checkpoint to another.
     Line {
         base: CheckpointId,
@@ -52,15 +52,15 @@ enum Course<'a> {
     },
     /// A branch into its parent, or the parent into the branch.
     Kin {
-        kin: Kin<'a>,
+        kin: BranchPair<'a>,
         into: MergeInto,
         base: MergeBase,
-        theirs: State,
+        theirs: TreeState,
     },
 }
 
 /// A merge that failed.
-struct Failed {
+struct MergeFailure {
     why: Errno,
     /// The tree was reverted.
     taken_back: bool,
@@ -117,7 +117,7 @@ impl Verb for MergeVersions {
         merger.on_course(|course| {
             engine.checkpoints.settle();
             let eyes = course.eyes(engine);
-            let three = Three::new(engine, &asked, course, &eyes)?;
+            let three = MergeInput::new(engine, &asked, course, &eyes)?;
             let merging = three.prepare(&|_| Ok(()))?;
             merging
                 .versions(self.after.as_ref(), VERSIONS_BYTES)
@@ -148,24 +148,24 @@ impl<'a> Merger<'a> {
     }
 
     /// Calls `act` with the kind of the merge. The branch cannot be dropped until it returns.
-    fn on_course<T>(&self, act: impl FnOnce(&Course<'_>) -> VerbResult<T>) -> VerbResult<T> {
+    fn on_course<T>(&self, act: impl FnOnce(&MergeKind<'_>) -> VerbResult<T>) -> VerbResult<T> {
         if let Some(base) = &self.asked.base {
             return act(&self.line(base)?);
         }
         let _claim = self.engine.branches().claim(&self.asked.what)?;
-        let branch = Brancher::new(self.engine).mounted(&self.asked.what)?;
+        let branch = BranchOps::new(self.engine).mounted(&self.asked.what)?;
         act(&self.branch_into_parent(&branch)?)
     }
 
-    fn merge(&self, course: &Course<'_>) -> VerbResult<Merged> {
+    fn merge(&self, course: &MergeKind<'_>) -> VerbResult<Merged> {
         let started = Instant::now();
         let eyes = course.eyes(self.engine);
-        let three = Three::new(self.engine, self.asked, course, &eyes)?;
+        let three = MergeInput::new(self.engine, self.asked, course, &eyes)?;
         let (base, of_branch, theirs) = match course {
-            Course::Line { base, at } => (*base, false, State::At(*at)),
-            Course::Kin { base, theirs, .. } => (base.checkpoint, base.of_branch, *theirs),
+            MergeKind::Line { base, at } => (*base, false, TreeState::At(*at)),
+            MergeKind::Kin { base, theirs, .. } => (base.checkpoint, base.of_branch, *theirs),
         };
-        let answer = |merging: &Merging<'_>, guard| Merged {
+        let answer = |merging: &PreparedMerge<'_>, guard| Merged {
             what: self.asked.what.clone(),
             base,
             base_of_branch: of_branch,
@@ -183,7 +183,7 @@ impl<'a> Merger<'a> {
             let merging = three.prepare(&|_| Ok(()))?.refuse_protected()?;
             return course.told_earlier(answer(&merging, None));
         }
-        let asked = Asked {
+        let asked = RestoreRequest {
             requester: self.requester,
             undoes: None,
             started,
@@ -217,7 +217,7 @@ impl<'a> Merger<'a> {
         restorer
             .told_after(merging.plan(), applied, forgetting)
             .map_err(|why| self.failed(course, (why, taken_back), guard))?;
-        if let Course::Kin { kin, .. } = course {
+        if let MergeKind::Kin { kin, .. } = course {
             kin.settle();
         }
         Ok(answer(&merging, Some(guard)))
@@ -225,7 +225,7 @@ impl<'a> Merger<'a> {
 
     fn failed(
         &self,
-        course: &Course<'_>,
+        course: &MergeKind<'_>,
         (why, taken_back): (Errno, bool),
         guard: CheckpointId,
     ) -> VerbError {
@@ -242,34 +242,34 @@ impl<'a> Merger<'a> {
     }
 
     /// Returns the merge of two checkpoints of this tree.
-    fn line(&self, base: &StateName) -> VerbResult<Course<'a>> {
+    fn line(&self, base: &StateName) -> VerbResult<MergeKind<'a>> {
         let states = &self.engine.states;
         let base = states.whole_id(base)?;
         let at = states.whole_id(&StateName(self.asked.what.clone()))?;
-        Ok(Course::Line { base, at })
+        Ok(MergeKind::Line { base, at })
     }
 
     /// Returns the merge of a branch, at a fixed checkpoint, into its parent.
-    fn branch_into_parent(&self, branch: &'a Branch) -> VerbResult<Course<'a>> {
-        let kin = Kin {
+    fn branch_into_parent(&self, branch: &'a Branch) -> VerbResult<MergeKind<'a>> {
+        let kin = BranchPair {
             parent: self.engine,
             branch,
         };
         let note = "merged into the tree that it is a branch of";
         let theirs = self.checkpoint(&branch.engine, note)?;
-        Ok(Course::Kin {
+        Ok(MergeKind::Kin {
             kin,
             into: MergeInto::Parent,
-            base: kin.base(State::Live, theirs)?,
+            base: kin.base(TreeState::Live, theirs)?,
             theirs,
         })
     }
 
     /// Creates a checkpoint of the merged side; a dry run uses the live state.
-    fn checkpoint(&self, there: &Engine, note: &str) -> VerbResult<State> {
+    fn checkpoint(&self, there: &Engine, note: &str) -> VerbResult<TreeState> {
         if self.asked.dry_run {
             there.checkpoints.settle();
-            return Ok(State::Live);
+            return Ok(TreeState::Live);
         }
         let options = CheckpointOptions {
             note: note.to_owned(),
@@ -279,7 +279,7 @@ impl<'a> Merger<'a> {
         let made = there
             .checkpoints
             .make_checkpoint(by, &options, Reason::Asked)?;
-        Ok(State::At(made.id))
+        Ok(TreeState::At(made.id))
     }
 
     /// Carries out the plan between two records: one that the guard is to be restored, which is
@@ -287,16 +287,16 @@ impl<'a> Merger<'a> {
     /// tree lock for writing.
     fn carry_out(
         &self,
-        (merging, course): (&Merging<'_>, &Course<'_>),
+        (merging, course): (&PreparedMerge<'_>, &MergeKind<'_>),
         stage: Stage<'_>,
         guard: CheckpointId,
-    ) -> Result<Stale, Failed> {
+    ) -> Result<StaleEntries, MergeFailure> {
         let by: &Actor = self.requester.by();
         let restorer = Restorer::new(self.engine);
         let timeline = restorer.timeline();
         let change = restorer.change_by(Some(by));
         let begun = timeline.operations.begin_merge(by, guard);
-        begun.map_err(|why| Failed {
+        begun.map_err(|why| MergeFailure {
             why,
             taken_back: true,
         })?;
@@ -318,7 +318,7 @@ impl<'a> Merger<'a> {
             }
             // If the revert failed, its remains stay and may be changed from now on.
             timeline.journal.tell(Record::RestoreEnd);
-            Failed {
+            MergeFailure {
                 why,
                 taken_back: back.is_ok(),
             }
@@ -326,26 +326,26 @@ impl<'a> Merger<'a> {
     }
 }
 
-impl<'a> Course<'a> {
-    fn eyes(&self, engine: &'a Engine) -> Eyes<'a> {
+impl<'a> MergeKind<'a> {
+    fn eyes(&self, engine: &'a Engine) -> StatCaches<'a> {
         match self {
-            Course::Line { .. } => Eyes::new([engine]),
-            Course::Kin { kin, .. } => Eyes::of(*kin),
+            MergeKind::Line { .. } => StatCaches::new([engine]),
+            MergeKind::Kin { kin, .. } => StatCaches::of(*kin),
         }
     }
 
     /// Returns the error message.
     fn failed(&self) -> &'static str {
         match self {
-            Course::Line { .. } => MergeInto::Parent,
-            Course::Kin { into, .. } => *into,
+            MergeKind::Line { .. } => MergeInto::Parent,
+            MergeKind::Kin { into, .. } => *into,
         }
         .failed()
     }
 
     /// Adds the operation of the earlier merge, if no changes were left to merge.
     fn told_earlier(&self, mut merged: Merged) -> VerbResult<Merged> {
-        if let Course::Kin {
+        if let MergeKind::Kin {
             kin, into, theirs, ..
         } = self
             && merged.changes.is_empty()
@@ -361,9 +361,9 @@ impl<'a> Course<'a> {
         &self,
         asked: &Merge,
         merge: Option<&crate::store::operation::Operation>,
-        merging: &Merging<'_>,
+        merging: &PreparedMerge<'_>,
     ) -> VerbResult<()> {
-        let Course::Kin {
+        let MergeKind::Kin {
             kin, into, theirs, ..
         } = self
         else {

@@ -9,7 +9,7 @@ use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::store::ids::{Name, Slot};
 use crate::sys::{Kind, SysResult};
-use crate::tree::merge::{Clash, Conflict, Names, Who};
+use crate::tree::merge::{ClashKind, Conflict, MergeParty, Names};
 
 /// Returns the names at which the three states may differ: all recorded ones.
 pub(in crate::engine) fn along(recorded: &[&Touched]) -> Names {
@@ -45,20 +45,20 @@ pub(in crate::engine) fn leave_out_git(along: &mut Names, states: [&View<'_>; 3]
 
 /// Converts a conflict for the answer.
 pub(in crate::engine) fn told(conflict: &Conflict) -> MergeConflict {
-    let side = |who: &Who| match who {
-        Who::Ours => MergeSide::Ours,
-        Who::Theirs => MergeSide::Theirs,
+    let side = |who: &MergeParty| match who {
+        MergeParty::Ours => MergeSide::Ours,
+        MergeParty::Theirs => MergeSide::Theirs,
     };
     let (what, by, xattr) = match &conflict.clash {
-        Clash::Moved => (ConflictKind::Moved, None, None),
-        Clash::Removed(by) => (ConflictKind::Removed, Some(side(by)), None),
-        Clash::Name => (ConflictKind::Name, None, None),
-        Clash::Directory(by) => (ConflictKind::Directory, Some(side(by)), None),
-        Clash::Cycle => (ConflictKind::Cycle, None, None),
-        Clash::Content => (ConflictKind::Content, None, None),
-        Clash::Mode => (ConflictKind::Mode, None, None),
-        Clash::Owner => (ConflictKind::Owner, None, None),
-        Clash::Xattr(name) => (ConflictKind::Xattr, None, Some(TreePath(name.clone()))),
+        ClashKind::Moved => (ConflictKind::Moved, None, None),
+        ClashKind::Removed(by) => (ConflictKind::Removed, Some(side(by)), None),
+        ClashKind::Name => (ConflictKind::Name, None, None),
+        ClashKind::Directory(by) => (ConflictKind::Directory, Some(side(by)), None),
+        ClashKind::Cycle => (ConflictKind::Cycle, None, None),
+        ClashKind::Content => (ConflictKind::Content, None, None),
+        ClashKind::Mode => (ConflictKind::Mode, None, None),
+        ClashKind::Owner => (ConflictKind::Owner, None, None),
+        ClashKind::Xattr(name) => (ConflictKind::Xattr, None, Some(TreePath(name.clone()))),
     };
     MergeConflict {
         path: TreePath(conflict.path.clone()),

@@ -4,37 +4,39 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
 
-use super::Course;
+use super::MergeKind;
 use super::answers::{Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeVersion};
 use super::changes::changes;
-use super::common::Kin;
+use super::common::BranchPair;
 use super::planning::{along, leave_out_git, told};
 use crate::engine::Engine;
 use crate::engine::api::{Change, Code, Times, TreePath, VerbError, VerbResult};
 use crate::engine::error;
 use crate::engine::request::NodeId;
 use crate::engine::restore::Restorer;
-use crate::engine::restore::glance::Glance;
-use crate::engine::restore::plan::Plan;
-use crate::engine::restore::prepare::Ready;
+use crate::engine::restore::glance::StatCache;
+use crate::engine::restore::plan::RestorePlan;
+use crate::engine::restore::prepare::PreparedOp;
 use crate::engine::restore::threads;
-use crate::engine::restore::want::{Opened, Want};
+use crate::engine::restore::want::{DesiredContent, DesiredInodes};
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
-use crate::history::view::{Source as Held, View};
+use crate::history::view::{ContentLocation as Held, View};
 use crate::live::STAGED_PREFIX;
 use crate::store::ids::{CheckpointId, Slot};
-use crate::store::layout::merges::{Birth, MergeInto};
+use crate::store::layout::merges::{InodeBirth, MergeInto};
 use crate::store::record::AttrState;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, SysResult, Time, Xattrs};
 use crate::tree::Tree;
-use crate::tree::merge::outcome::{Outcome, Source};
-use crate::tree::merge::same::Same;
+use crate::tree::merge::outcome::{MergeOutcome, MergedContent};
+use crate::tree::merge::same::InodeClasses;
 use crate::tree::merge::text::Labels;
-use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Names, Policy, merge_since};
-use crate::tree::plan::Content;
+use crate::tree::merge::{
+    Answers, ClashKind, Conflict, ConflictPolicy, MergeOptions, Names, Resolution, merge_since,
+};
+use crate::tree::plan::InodeAction;
 
 /// The label of the parent when it is merged into a branch.
 pub(super) const PARENT: &str = "parent";
@@ -43,19 +45,19 @@ pub(super) const PARENT: &str = "parent";
 pub(super) type AwaitFree<'w> = &'w dyn Fn(Slot) -> SysResult<()>;
 
 /// Caches over the live trees of both sides.
-pub(super) struct Eyes<'a>(Vec<(&'a Engine, Glance<'a>)>);
+pub(super) struct StatCaches<'a>(Vec<(&'a Engine, StatCache<'a>)>);
 
-impl<'a> Eyes<'a> {
-    pub(super) fn new(engines: impl IntoIterator<Item = &'a Engine>) -> Eyes<'a> {
-        let eye = |engine: &'a Engine| (engine, Glance::new(&engine.live));
-        Eyes(engines.into_iter().map(eye).collect())
+impl<'a> StatCaches<'a> {
+    pub(super) fn new(engines: impl IntoIterator<Item = &'a Engine>) -> StatCaches<'a> {
+        let eye = |engine: &'a Engine| (engine, StatCache::new(&engine.live));
+        StatCaches(engines.into_iter().map(eye).collect())
     }
 
-    pub(super) fn of(kin: Kin<'a>) -> Eyes<'a> {
-        Eyes::new([kin.parent, &*kin.branch.engine])
+    pub(super) fn of(kin: BranchPair<'a>) -> StatCaches<'a> {
+        StatCaches::new([kin.parent, &*kin.branch.engine])
     }
 
-    fn view(&'a self, engine: &'a Engine, state: State) -> View<'a> {
+    fn view(&'a self, engine: &'a Engine, state: TreeState) -> View<'a> {
         let eye = self.0.iter().find(|(of, _)| std::ptr::eq(*of, engine));
         match eye {
             Some((_, glance)) => View::new(engine.timeline(), glance, state),
@@ -65,7 +67,7 @@ impl<'a> Eyes<'a> {
 }
 
 /// The inputs of the merge: three states and the request.
-pub(super) struct Three<'a> {
+pub(super) struct MergeInput<'a> {
     pub(super) engine: &'a Engine,
     /// The checkpoint that the branch began as, if the base is later. Directories created since are
     /// compared completely, because the names in a new directory have no records.
@@ -74,20 +76,20 @@ pub(super) struct Three<'a> {
     ours: View<'a>,
     theirs: View<'a>,
     /// The records of the live tree, and those of the other tree, if there is one.
-    here: Recorded<'a>,
-    there: Option<Recorded<'a>>,
+    here: RecordRange<'a>,
+    there: Option<RecordRange<'a>>,
     /// For each side: the base is a state of it, so its records since then cover all its changes.
     knows: [bool; 2],
-    same: Same,
+    same: InodeClasses,
     labels: [String; 3],
     into: MergeInto,
     asked: &'a Merge,
-    eyes: &'a Eyes<'a>,
+    eyes: &'a StatCaches<'a>,
 }
 
 /// The records in the history of a tree after a checkpoint, up to another or until now.
 #[derive(Clone, Copy)]
-struct Recorded<'a> {
+struct RecordRange<'a> {
     engine: &'a Engine,
     /// The state of this tree that equals the beginning of the branch.
     since: CheckpointId,
@@ -96,29 +98,29 @@ struct Recorded<'a> {
     upto: Option<CheckpointId>,
 }
 
-impl Recorded<'_> {
+impl RecordRange<'_> {
     fn touched(&self) -> SysResult<Touched> {
         self.engine.states.touched(self.after, self.upto)
     }
 }
 
 /// The result of the merge.
-pub(super) struct Merging<'t> {
-    outcome: Outcome<'t, View<'t>>,
-    three: &'t Three<'t>,
-    plan: Plan,
+pub(super) struct PreparedMerge<'t> {
+    outcome: MergeOutcome<'t, View<'t>>,
+    three: &'t MergeInput<'t>,
+    plan: RestorePlan,
     touched: HashSet<Slot>,
     /// The mtime of files with lines of both sides.
     now: Time,
     pub(super) changes: Vec<Change>,
     /// New inodes, and the inodes that each replaces.
-    stands_for: HashMap<Slot, Vec<Birth>>,
+    stands_for: HashMap<Slot, Vec<InodeBirth>>,
     /// Pairs of a created inode and the one that it corresponds to.
-    made: Mutex<Vec<[Birth; 2]>>,
+    made: Mutex<Vec<[InodeBirth; 2]>>,
 }
 
 /// Returns the engines of both sides, the changed one first.
-fn sides<'a>(kin: Kin<'a>, into: MergeInto) -> [(&'a Engine, CheckpointId); 2] {
+fn sides<'a>(kin: BranchPair<'a>, into: MergeInto) -> [(&'a Engine, CheckpointId); 2] {
     let parent = (kin.parent, kin.branch.base);
     let branch = (&*kin.branch.engine, kin.branch.since);
     match into {
@@ -127,22 +129,22 @@ fn sides<'a>(kin: Kin<'a>, into: MergeInto) -> [(&'a Engine, CheckpointId); 2] {
     }
 }
 
-impl<'a> Three<'a> {
+impl<'a> MergeInput<'a> {
     pub(super) fn new(
         engine: &'a Engine,
         asked: &'a Merge,
-        course: &Course<'a>,
-        eyes: &'a Eyes<'a>,
-    ) -> VerbResult<Three<'a>> {
+        course: &MergeKind<'a>,
+        eyes: &'a StatCaches<'a>,
+    ) -> VerbResult<MergeInput<'a>> {
         let view = |state| eyes.view(engine, state);
         match course {
-            Course::Line { base, at } => Ok(Three {
+            MergeKind::Line { base, at } => Ok(MergeInput {
                 engine,
                 origin: None,
-                base: view(State::At(*base)),
-                ours: view(State::Live),
-                theirs: view(State::At(*at)),
-                here: Recorded {
+                base: view(TreeState::At(*base)),
+                ours: view(TreeState::Live),
+                theirs: view(TreeState::At(*at)),
+                here: RecordRange {
                     engine,
                     since: *base.min(at),
                     after: *base.min(at),
@@ -150,7 +152,7 @@ impl<'a> Three<'a> {
                 },
                 there: None,
                 knows: [false; 2],
-                same: Same::default(),
+                same: InodeClasses::default(),
                 labels: [
                     "live".to_owned(),
                     format!("checkpoint {base}"),
@@ -160,22 +162,27 @@ impl<'a> Three<'a> {
                 asked,
                 eyes,
             }),
-            Course::Kin {
+            MergeKind::Kin {
                 kin,
                 into,
                 base,
                 theirs,
-            } => Three::between((*kin, *into), *base, (State::Live, *theirs), (asked, eyes)),
+            } => MergeInput::between(
+                (*kin, *into),
+                *base,
+                (TreeState::Live, *theirs),
+                (asked, eyes),
+            ),
         }
     }
 
     /// Returns the inputs for a branch and its parent in these states, the changed side first.
     pub(super) fn between(
-        (kin, into): (Kin<'a>, MergeInto),
+        (kin, into): (BranchPair<'a>, MergeInto),
         base: MergeBase,
-        (ours, theirs): (State, State),
-        (asked, eyes): (&'a Merge, &'a Eyes<'a>),
-    ) -> VerbResult<Three<'a>> {
+        (ours, theirs): (TreeState, TreeState),
+        (asked, eyes): (&'a Merge, &'a StatCaches<'a>),
+    ) -> VerbResult<MergeInput<'a>> {
         let [(here, since_here), (there, since_there)] = sides(kin, into);
         let home = if base.of_branch {
             &*kin.branch.engine
@@ -191,24 +198,24 @@ impl<'a> Three<'a> {
             MergeInto::Parent => (parent, branch),
             MergeInto::Branch => (branch, parent),
         };
-        let origin = State::At(kin.branch.base);
+        let origin = TreeState::At(kin.branch.base);
         let theirs_are = match into {
             MergeInto::Parent => kin.branch.name.clone(),
             MergeInto::Branch => PARENT.to_owned(),
         };
-        Ok(Three {
+        Ok(MergeInput {
             engine: here,
             origin: (!kin.is_first(base)).then(|| eyes.view(kin.parent, origin)),
-            base: eyes.view(home, State::At(base.checkpoint)),
+            base: eyes.view(home, TreeState::At(base.checkpoint)),
             ours: eyes.view(here, ours),
             theirs: eyes.view(there, theirs),
-            here: Recorded {
+            here: RecordRange {
                 engine: here,
                 since: since_here,
                 after: after_here,
                 upto: ours.checkpoint(),
             },
-            there: Some(Recorded {
+            there: Some(RecordRange {
                 engine: there,
                 since: since_there,
                 after: after_there,
@@ -228,7 +235,7 @@ impl<'a> Three<'a> {
     }
 
     /// Merges along the records of both sides.
-    pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
+    pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<PreparedMerge<'_>> {
         let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
         self.eyes
             .0
@@ -255,7 +262,7 @@ impl<'a> Three<'a> {
         if let Some(path) = answers.keys().find(|path| !answered.contains(*path)) {
             return Err(outdated(path));
         }
-        let plan = Plan {
+        let plan = RestorePlan {
             target: self.here.since,
             whole: false,
             tree: outcome.plan().map_err(failed)?,
@@ -263,7 +270,7 @@ impl<'a> Three<'a> {
             unknown: BTreeSet::new(),
             lost: HashSet::new(),
         };
-        let mut merging = Merging {
+        let mut merging = PreparedMerge {
             outcome,
             three: self,
             plan,
@@ -284,7 +291,7 @@ impl<'a> Three<'a> {
         (here, there): (&Touched, Option<&Touched>),
         along: &Names,
         answers: &Answers,
-    ) -> VerbResult<Outcome<'_, View<'_>>> {
+    ) -> VerbResult<MergeOutcome<'_, View<'_>>> {
         let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
         let paths = self.paths()?;
         let xattrs = [here].into_iter().chain(there);
@@ -293,7 +300,7 @@ impl<'a> Three<'a> {
             .copied()
             .collect();
         let [ours, base, theirs] = &self.labels;
-        let how = How {
+        let how = MergeOptions {
             along: Some(along),
             paths: &paths,
             policy: self.policy(),
@@ -323,7 +330,7 @@ impl<'a> Three<'a> {
 
     /// Returns whether a checkpoint is merged and this is no dry run.
     fn is_to_come(&self) -> bool {
-        self.theirs.state() != State::Live && !self.asked.dry_run
+        self.theirs.state() != TreeState::Live && !self.asked.dry_run
     }
 
     /// Starts the writeback of files of the other side that are cloned soon: FICLONE waits for it.
@@ -338,15 +345,15 @@ impl<'a> Three<'a> {
         self.asked.times.unwrap_or(Times::Now)
     }
 
-    fn policy(&self) -> Policy<'_> {
+    fn policy(&self) -> ConflictPolicy<'_> {
         match self.asked.policy {
-            None => Policy::Name,
-            Some(MergePolicy::Ours) => Policy::Ours,
-            Some(MergePolicy::Theirs) => Policy::Theirs,
-            Some(MergePolicy::Markers) => Policy::Markers,
+            None => ConflictPolicy::Name,
+            Some(MergePolicy::Ours) => ConflictPolicy::Ours,
+            Some(MergePolicy::Theirs) => ConflictPolicy::Theirs,
+            Some(MergePolicy::Markers) => ConflictPolicy::Markers,
             Some(MergePolicy::KeepBoth) => {
                 let [_, _, theirs] = &self.labels;
-                Policy::KeepBoth(theirs.as_bytes())
+                ConflictPolicy::KeepBoth(theirs.as_bytes())
             }
         }
     }
@@ -361,7 +368,7 @@ impl<'a> Three<'a> {
             let [base, ours, theirs] = &answer.of;
             let of = [hash(base)?, hash(ours)?, hash(theirs)?];
             let text = answer.content.0.clone();
-            Ok((answer.path.0.clone(), Answer { of, text }))
+            Ok((answer.path.0.clone(), Resolution { of, text }))
         };
         self.asked.answers.iter().map(answer).collect()
     }
@@ -403,7 +410,7 @@ fn outdated(path: &[u8]) -> VerbError {
     )
 }
 
-impl Merging<'_> {
+impl PreparedMerge<'_> {
     /// Returns the versions of files with unresolved content conflicts after path `after`, in path
     /// order, until their size reaches `bytes_max`.
     pub(super) fn versions(
@@ -414,7 +421,7 @@ impl Merging<'_> {
         let (mut all, mut bytes) = (Vec::new(), 0_usize);
         for conflict in self.outcome.conflicts() {
             let is_behind = after.is_none_or(|after| conflict.path > after.0);
-            if conflict.clash != Clash::Content || conflict.settled || !is_behind {
+            if conflict.clash != ClashKind::Content || conflict.settled || !is_behind {
                 continue;
             }
             if let Some(versions) = self.outcome.versions(conflict)? {
@@ -432,14 +439,17 @@ impl Merging<'_> {
     }
 
     /// Returns the inodes to create, and those that each replaces. Queried before anything changes.
-    fn made_anew(&self) -> SysResult<HashMap<Slot, Vec<Birth>>> {
+    fn made_anew(&self) -> SysResult<HashMap<Slot, Vec<InodeBirth>>> {
         let mut anew = HashMap::new();
         if self.three.there.is_none() {
             return Ok(anew);
         }
         let plan = &self.plan.tree;
         let files = plan.wanted().filter_map(|(_, _, child, _, _)| {
-            let is_new = matches!(plan.contents.get(&child.slot), Some(Content::New) | None);
+            let is_new = matches!(
+                plan.contents.get(&child.slot),
+                Some(InodeAction::New) | None
+            );
             (is_new && child.kind != Kind::Dir).then_some(child.slot)
         });
         let dirs = plan.dirs.iter().filter(|dir| dir.live.is_none());
@@ -450,7 +460,7 @@ impl Merging<'_> {
     }
 
     /// Returns pairs of a created inode and one that it corresponds to.
-    pub(super) fn pairs(&self) -> Vec<[Birth; 2]> {
+    pub(super) fn pairs(&self) -> Vec<[InodeBirth; 2]> {
         self.made.lock().clone()
     }
 
@@ -509,12 +519,12 @@ impl Merging<'_> {
     }
 }
 
-impl Ready for Merging<'_> {
-    fn plan(&self) -> &Plan {
+impl PreparedOp for PreparedMerge<'_> {
+    fn plan(&self) -> &RestorePlan {
         &self.plan
     }
 
-    fn want(&self) -> &dyn Want {
+    fn want(&self) -> &dyn DesiredInodes {
         self
     }
 
@@ -532,10 +542,10 @@ impl Ready for Merging<'_> {
     }
 }
 
-impl Want for Merging<'_> {
+impl DesiredInodes for PreparedMerge<'_> {
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         let mut attr = self.outcome.attr(node)?;
-        if let Source::Text(_) = self.outcome.source(node) {
+        if let MergedContent::Text(_) = self.outcome.source(node) {
             attr.stat.mtime = self.now;
         }
         Ok(attr)
@@ -545,24 +555,24 @@ impl Want for Merging<'_> {
         self.outcome.xattrs(node)
     }
 
-    fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<Opened>> {
+    fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<DesiredContent>> {
         match self.outcome.source(node) {
-            Source::Text(bytes) => Ok(Some(Opened {
+            MergedContent::Text(bytes) => Ok(Some(DesiredContent {
                 file: Some(self.file_of(node.slot, bytes)?),
                 still: true,
             })),
-            Source::Ours(way) => Want::open(&self.three.ours, &way, frozen),
-            Source::Theirs(way) => {
+            MergedContent::Ours(way) => DesiredInodes::open(&self.three.ours, &way, frozen),
+            MergedContent::Theirs(way) => {
                 let (from, file) = self.three.theirs.open(&way)?;
                 let still = from != Held::Live;
                 // The live tree is frozen, but the branch is not.
                 let waits = !still && self.three.there.is_none() && !frozen;
-                Ok((!waits).then_some(Opened { file, still }))
+                Ok((!waits).then_some(DesiredContent { file, still }))
             }
         }
     }
 
-    fn made(&self, wanted: Slot, born: &dyn Fn() -> SysResult<Birth>) -> SysResult<()> {
+    fn made(&self, wanted: Slot, born: &dyn Fn() -> SysResult<InodeBirth>) -> SysResult<()> {
         let Some(stands_for) = self.stands_for.get(&wanted) else {
             return Ok(());
         };
@@ -572,9 +582,9 @@ impl Want for Merging<'_> {
         Ok(())
     }
 
-    fn was_so(&self, node: &Arc<Trail>, opened: &Opened) -> SysResult<bool> {
+    fn was_so(&self, node: &Arc<Trail>, opened: &DesiredContent) -> SysResult<bool> {
         match self.outcome.source(node) {
-            Source::Theirs(way) if !opened.still => {
+            MergedContent::Theirs(way) if !opened.still => {
                 self.three.theirs.still_live(&way, opened.file.as_ref())
             }
             _ => Ok(true),

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::Merge;
-use super::common::Kin;
-use super::prepare::{Eyes, Merging, Three};
+use super::common::BranchPair;
+use super::prepare::{MergeInput, PreparedMerge, StatCaches};
 use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, TreePath, VerbResult};
 use crate::engine::branches::{Branch, changes_since};
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult};
@@ -19,8 +19,11 @@ use crate::tree::merge::Conflict;
 ///
 /// # Errors
 /// Errors of reading both.
-pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<Vec<Change>> {
-    let base = kin.base(State::Live, State::Live)?;
+pub(in crate::engine) fn changed_by(
+    kin: BranchPair<'_>,
+    who: MergeInto,
+) -> VerbResult<Vec<Change>> {
+    let base = kin.base(TreeState::Live, TreeState::Live)?;
     let at = base.checkpoint;
     match who {
         MergeInto::Branch if kin.is_first(base) => {
@@ -37,9 +40,9 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
     };
     let asked = Merge::default();
     kin.changed(who).checkpoints.settle();
-    let states = (State::At(at), State::Live);
-    let eyes = Eyes::of(kin);
-    let three = Three::between((kin, into), base, states, (&asked, &eyes))?;
+    let states = (TreeState::At(at), TreeState::Live);
+    let eyes = StatCaches::of(kin);
+    let three = MergeInput::between((kin, into), base, states, (&asked, &eyes))?;
     let mut changes = three.prepare(&|_| Ok(()))?.changes;
     changes.retain(|change| !(change.change == ChangeKind::Modified && change.kind == Kind::Dir));
     Ok(changes)
@@ -49,7 +52,7 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
 ///
 /// # Errors
 /// Errors of reading both.
-pub(in crate::engine) fn clashes_of(kin: Kin<'_>) -> VerbResult<Vec<Conflict>> {
+pub(in crate::engine) fn clashes_of(kin: BranchPair<'_>) -> VerbResult<Vec<Conflict>> {
     would(kin, |merging| merging.clashes().to_vec())
 }
 
@@ -64,7 +67,7 @@ pub(in crate::engine) fn unmerged(
 ) -> VerbResult<BTreeSet<TreePath>> {
     parent.checkpoints.settle();
     branch.engine.checkpoints.settle();
-    would(Kin { parent, branch }, |merging| {
+    would(BranchPair { parent, branch }, |merging| {
         let changes = merging.changes.iter().map(|change| change.path.clone());
         let clashes = merging.conflicts().into_iter().map(|clash| clash.path);
         changes.chain(clashes).collect()
@@ -82,12 +85,12 @@ pub(in crate::engine) fn unmerged_of(
     branch: &Branch,
     changed: &[Change],
 ) -> VerbResult<BTreeSet<TreePath>> {
-    let kin = Kin { parent, branch };
+    let kin = BranchPair { parent, branch };
     if changed.is_empty() {
         return Ok(BTreeSet::new());
     }
     parent.checkpoints.settle();
-    let base = kin.base(State::Live, State::Live)?;
+    let base = kin.base(TreeState::Live, TreeState::Live)?;
     let since = |engine: &Engine, at| engine.states.touched(at, None);
     let apart = || -> SysResult<bool> {
         if base.of_branch {
@@ -102,7 +105,9 @@ pub(in crate::engine) fn unmerged_of(
     // Changes that bypassed the mount have no records.
     let states = [(parent, base.checkpoint), (&*branch.engine, branch.since)];
     let unseen = |(engine, at): (&Engine, CheckpointId)| {
-        let unseen = engine.states.unseen_between(State::At(at), State::Live);
+        let unseen = engine
+            .states
+            .unseen_between(TreeState::At(at), TreeState::Live);
         !unseen.is_ok_and(|unseen| unseen.is_empty())
     };
     if apart().unwrap_or(false) && !states.into_iter().any(unseen) {
@@ -112,11 +117,14 @@ pub(in crate::engine) fn unmerged_of(
 }
 
 /// Runs a merge of the branch into its parent without effects.
-fn would<T>(kin: Kin<'_>, of: impl FnOnce(&Merging<'_>) -> T) -> VerbResult<T> {
-    let (base, asked) = (kin.base(State::Live, State::Live)?, Merge::default());
-    let states = (State::Live, State::Live);
-    let eyes = Eyes::of(kin);
+fn would<T>(kin: BranchPair<'_>, of: impl FnOnce(&PreparedMerge<'_>) -> T) -> VerbResult<T> {
+    let (base, asked) = (
+        kin.base(TreeState::Live, TreeState::Live)?,
+        Merge::default(),
+    );
+    let states = (TreeState::Live, TreeState::Live);
+    let eyes = StatCaches::of(kin);
     let into = MergeInto::Parent;
-    let three = Three::between((kin, into), base, states, (&asked, &eyes))?;
+    let three = MergeInput::between((kin, into), base, states, (&asked, &eyes))?;
     Ok(of(&three.prepare(&|_| Ok(()))?))
 }

@@ -2,14 +2,14 @@
 //! the merge base (`common`).
 
 use super::prepare::PARENT;
-use super::{Course, Kin, Merge, Merged, Merger, UpdateBranch};
+use super::{BranchPair, Merge, MergeKind, Merged, Merger, UpdateBranch};
 use crate::engine::Engine;
 use crate::engine::api::{StateName, VerbError, VerbResult};
-use crate::engine::branches::{Branch, Brancher};
+use crate::engine::branches::{Branch, BranchOps};
 use crate::engine::error::{Code, hinted};
 use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::merges::MergeInto;
 
@@ -22,7 +22,7 @@ impl Verb for UpdateBranch {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Merged> {
         let _claim = engine.branches().claim(&self.name)?;
-        let branch = Brancher::new(engine).mounted(&self.name)?;
+        let branch = BranchOps::new(engine).mounted(&self.name)?;
         let asked = Merge {
             what: PARENT.to_owned(),
             policy: self.policy,
@@ -49,22 +49,22 @@ impl<'a> Merger<'a> {
         parent: &'a Engine,
         branch: &'a Branch,
         at: Option<&StateName>,
-    ) -> VerbResult<Course<'a>> {
-        let kin = Kin { parent, branch };
+    ) -> VerbResult<MergeKind<'a>> {
+        let kin = BranchPair { parent, branch };
         let note = format!("the branch {} was updated to it", branch.name);
         let theirs = match at {
-            Some(at) => State::At(parent.states.whole_id(at)?),
+            Some(at) => TreeState::At(parent.states.whole_id(at)?),
             None => self.checkpoint(parent, &note)?,
         };
-        let base = kin.base(theirs, State::Live)?;
-        if let State::At(at) = theirs {
+        let base = kin.base(theirs, TreeState::Live)?;
+        if let TreeState::At(at) = theirs {
             // An older checkpoint would merge changes that the branch already has.
             let comes_from = |id| parent.timeline().catalogue.comes_by(at, id);
-            if !comes_from(branch.base) || base != kin.base(State::Live, State::Live)? {
+            if !comes_from(branch.base) || base != kin.base(TreeState::Live, TreeState::Live)? {
                 return Err(is_older(branch, at));
             }
         }
-        Ok(Course::Kin {
+        Ok(MergeKind::Kin {
             kin,
             into: MergeInto::Branch,
             base,

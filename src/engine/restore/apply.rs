@@ -6,44 +6,44 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::plan::Plan;
+use super::plan::RestorePlan;
 use super::stage::Stage;
-use super::stale::Stale;
-use super::want::Want;
+use super::stale::StaleEntries;
+use super::want::DesiredInodes;
 use crate::history::present::Trail;
-use crate::history::state::State;
-use crate::live::{At, Change, Live, Make, Swap, Turn};
+use crate::history::state::TreeState;
+use crate::live::{ChangeCtx, KernelRequest, Live, NewInode, NodeRef, Swap};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 use crate::tree::apply::Sink;
-use crate::tree::plan::{Change as Becomes, Content, DirPlan, NamePlan};
+use crate::tree::plan::{DirPlan, InodeAction, NameChange as Becomes, NamePlan};
 
 /// Limit of new inodes put in place behind one record.
 const SWAPS_MAX: usize = 4096;
 
 struct LiveSink<'a> {
     engine: &'a Engine,
-    change: &'a Change,
-    plan: &'a Plan,
-    want: &'a dyn Want,
+    change: &'a ChangeCtx,
+    plan: &'a RestorePlan,
+    want: &'a dyn DesiredInodes,
     stage: Stage<'a>,
     /// New inodes to be put in place. They are flushed before any other operation.
     swaps: Vec<Swap>,
     places: HashSet<Place>,
     /// Inodes whose mode denies their owner the operation, with that mode.
     lent: HashMap<Slot, (Option<Arc<Trail>>, u32)>,
-    stale: Stale,
+    stale: StaleEntries,
 }
 
 /// Carries out a plan with the staged inodes. The caller holds the freeze lock and the tree lock
 /// for writing.
 pub(super) fn apply(
     engine: &Engine,
-    change: &Change,
-    (plan, want): (&Plan, &dyn Want),
+    change: &ChangeCtx,
+    (plan, want): (&RestorePlan, &dyn DesiredInodes),
     stage: Stage<'_>,
-) -> SysResult<Stale> {
+) -> SysResult<StaleEntries> {
     let mut sink = LiveSink {
         engine,
         change,
@@ -53,12 +53,15 @@ pub(super) fn apply(
         swaps: Vec::new(),
         places: HashSet::new(),
         lent: HashMap::new(),
-        stale: Stale::default(),
+        stale: StaleEntries::default(),
     };
     let carried_out = carry_out(&mut sink);
     for (slot, (trail, mode)) in std::mem::take(&mut sink.lent) {
         let trail = trail.as_ref();
-        engine.live.attrs.give_back_in(At { slot, trail }, mode);
+        engine
+            .live
+            .attrs
+            .give_back_in(NodeRef { slot, trail }, mode);
     }
     carried_out.map(|()| sink.stale.without_twice())
 }
@@ -70,7 +73,7 @@ fn carry_out(sink: &mut LiveSink<'_>) -> SysResult<()> {
         let changes = |name: &NamePlan| {
             !matches!(
                 plan.tree.change(name),
-                None | Some(Becomes::Stays(Content::Same))
+                None | Some(Becomes::Stays(InodeAction::Same))
             )
         };
         if let Some(live) = &dir.live
@@ -101,8 +104,8 @@ fn carry_out(sink: &mut LiveSink<'_>) -> SysResult<()> {
 }
 
 /// Returns everything that a plan can have changed, for a plan that was carried out in part.
-pub(super) fn all_of(plan: &Plan) -> Stale {
-    let mut stale = Stale::default();
+pub(super) fn all_of(plan: &RestorePlan) -> StaleEntries {
+    let mut stale = StaleEntries::default();
     for dir in &plan.tree.dirs {
         let here = dir.live.as_ref().map_or(dir.want.slot, |live| live.slot);
         stale.nodes.push(here);
@@ -127,7 +130,7 @@ impl LiveSink<'_> {
     }
 
     /// Grants the owner of an inode access to it, and remembers the mode.
-    fn lend(&mut self, at: At<'_>) -> SysResult<()> {
+    fn lend(&mut self, at: NodeRef<'_>) -> SysResult<()> {
         if let Some(mode) = self.live().attrs.lend_in(self.change, at)? {
             let way = at.trail.map(Arc::clone);
             self.lent.entry(at.slot).or_insert((way, mode));
@@ -161,7 +164,12 @@ impl LiveSink<'_> {
             Ok(_) => self
                 .live()
                 .removal
-                .remove_in(self.change, At::from(Slot::STAGING), &staged.name, false)
+                .remove_in(
+                    self.change,
+                    NodeRef::from(Slot::STAGING),
+                    &staged.name,
+                    false,
+                )
                 .map(|_| false),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
@@ -171,7 +179,7 @@ impl LiveSink<'_> {
     /// Removes a name and everything below it, if it still leads to `have`.
     fn remove_below(&mut self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
         let engine = self.engine;
-        let view = engine.states.view(State::Live);
+        let view = engine.states.view(TreeState::Live);
         match view.child(dir, name)? {
             Some(now) if now.slot == have.slot => {}
             _ => return Ok(()),
@@ -182,7 +190,7 @@ impl LiveSink<'_> {
             if child.kind != Kind::Dir || emptied {
                 let slot = engine.live.removal.remove_in(
                     self.change,
-                    At::from(&dir),
+                    NodeRef::from(&dir),
                     &name,
                     child.kind == Kind::Dir,
                 )?;
@@ -190,7 +198,7 @@ impl LiveSink<'_> {
                 continue;
             }
             let trail = dir.step(&name, child.slot);
-            self.lend(At::from(&trail))?;
+            self.lend(NodeRef::from(&trail))?;
             open.push((dir, name, child, true));
             for (name, below) in view.list(&trail)? {
                 open.push((Arc::clone(&trail), name, below, false));
@@ -207,7 +215,7 @@ impl LiveSink<'_> {
             name: Name::new(b""),
             up: None,
         });
-        for (name, child) in self.engine.states.view(State::Live).list(&staging)? {
+        for (name, child) in self.engine.states.view(TreeState::Live).list(&staging)? {
             self.remove_below(&staging, &name, child)?;
         }
         Ok(())
@@ -219,7 +227,9 @@ impl Sink for LiveSink<'_> {
     /// of the plan.
     fn locate(&self, child: Child, want: Option<&Arc<Trail>>) -> SysResult<Place> {
         let here = want.map(|want| self.want.here(want));
-        let at = here.as_ref().map_or_else(|| At::from(child.slot), At::from);
+        let at = here
+            .as_ref()
+            .map_or_else(|| NodeRef::from(child.slot), NodeRef::from);
         match self.live().inodes.locate(at, child.kind) {
             Err(Errno::ESTALE) => self
                 .plan
@@ -239,14 +249,14 @@ impl Sink for LiveSink<'_> {
             && self.want.attr(want).is_ok_and(|attr| attr.stat.nlink == 1)
     }
 
-    fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
+    fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: InodeAction) -> SysResult<()> {
         let (wanted, here) = (self.want, self.want.here(want));
-        self.lend(At::from(&here))?;
-        if content == Content::InPlace {
+        self.lend(NodeRef::from(&here))?;
+        if content == InodeAction::InPlace {
             let opened = wanted.open(want, true)?.ok_or(Errno::EIO)?;
             self.live().attrs.rewrite_in(
                 self.change,
-                At::from(&here),
+                NodeRef::from(&here),
                 opened.file.as_ref(),
                 wanted.attr(want)?.stat.size,
             )?;
@@ -256,7 +266,7 @@ impl Sink for LiveSink<'_> {
         }
         self.live().attrs.apply_attrs_in(
             self.change,
-            At::from(&here),
+            NodeRef::from(&here),
             &wanted.attr(want)?,
             &wanted.xattrs(want)?,
             self.keeps_times(),
@@ -276,16 +286,19 @@ impl Sink for LiveSink<'_> {
     ) -> SysResult<()> {
         if child.kind == Kind::Dir && from.parent != to.parent {
             // Its `..` entry changes.
-            self.lend(At::from(child.slot))?;
+            self.lend(NodeRef::from(child.slot))?;
         }
         let ends = (
-            (At::from(from.parent), &from.name),
-            (At::from(to.parent), &to.name),
+            (NodeRef::from(from.parent), &from.name),
+            (NodeRef::from(to.parent), &to.name),
         );
-        let replaced =
-            self.live()
-                .names
-                .rename_in(self.change, ends.0, ends.1, mode, Turn::default())?;
+        let replaced = self.live().names.rename_in(
+            self.change,
+            ends.0,
+            ends.1,
+            mode,
+            KernelRequest::default(),
+        )?;
         self.stale.nodes.push(child.slot);
         self.renamed(from);
         self.renamed(to);
@@ -313,7 +326,7 @@ impl Sink for LiveSink<'_> {
 
     fn make_dir(&mut self, want: &Arc<Trail>, at: &Place) -> SysResult<Slot> {
         let stat = self.want.attr(want)?.stat;
-        let make = Make {
+        let make = NewInode {
             kind: Kind::Dir,
             mode: 0o700,
             umask: 0,
@@ -327,7 +340,7 @@ impl Sink for LiveSink<'_> {
         let made =
             self.live()
                 .names
-                .make_in(self.change, At::from(at.parent), &at.name, &make, 0)?;
+                .make_in(self.change, NodeRef::from(at.parent), &at.name, &make, 0)?;
         self.renamed(at);
         let born = || {
             let stat = self.live().inodes.stat(made.slot)?;
@@ -395,16 +408,16 @@ impl Sink for LiveSink<'_> {
         } else {
             self.live()
                 .attrs
-                .renew_in(self.change, At::from(child.slot))
+                .renew_in(self.change, NodeRef::from(child.slot))
         }
     }
 
     fn apply_attrs(&mut self, dir: &DirPlan, here: Slot) -> SysResult<()> {
         let way = self.want.here(&dir.want);
         let at = if here == dir.want.slot {
-            At::from(&way)
+            NodeRef::from(&way)
         } else {
-            At::from(here)
+            NodeRef::from(here)
         };
         let (attr, xattrs) = (self.want.attr(&dir.want)?, self.want.xattrs(&dir.want)?);
         self.lend(at)?;

@@ -7,44 +7,44 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::OsStringExt;
 
 use super::Restorer;
-use super::plan::Which;
+use super::plan::PlanScope;
 use super::spared::is_at_or_below;
 use crate::engine::Engine;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::error::{Code, failed, hinted};
 use crate::engine::word::word;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Kind, SysResult};
-use crate::tree::plan::{Change, Plan};
+use crate::tree::plan::{NameChange, TreePlan};
 
 /// The mount points in the tree, in any mount namespace that can be read.
 #[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct Covered(Vec<Vec<u8>>);
+pub(in crate::engine) struct MountPoints(Vec<Vec<u8>>);
 
 /// The names that lead to mount points.
 #[derive(Default)]
-pub(super) struct Held<'a> {
+pub(super) struct MountPointNames<'a> {
     names: HashMap<Place, (Child, &'a [u8])>,
     dirs: HashMap<Slot, &'a [u8]>,
 }
 
-impl Covered {
+impl MountPoints {
     /// Reads the mount tables. Later mounts are not included.
     ///
     /// # Errors
     /// Errors of reading `/proc`.
-    pub(in crate::engine) fn of(engine: &Engine) -> SysResult<Covered> {
+    pub(in crate::engine) fn of(engine: &Engine) -> SysResult<MountPoints> {
         let Some((_, dev)) = engine.place().mounted_as() else {
-            return Ok(Covered::default());
+            return Ok(MountPoints::default());
         };
         let found = sys::mount_points_on(dev)?;
         let paths = found
             .into_iter()
             .map(|path| path.into_os_string().into_vec());
-        Ok(Covered(paths.collect()))
+        Ok(MountPoints(paths.collect()))
     }
 
     /// Returns the topmost paths that a restore of a checkpoint must exclude to preserve the mount
@@ -56,12 +56,12 @@ impl Covered {
     pub(super) fn in_the_way(
         &self,
         engine: &Engine,
-        (target, which): (CheckpointId, Which<'_>),
+        (target, which): (CheckpointId, PlanScope<'_>),
         touched: &Touched,
     ) -> SysResult<BTreeSet<Vec<u8>>> {
         let (then, now) = (
-            engine.states.view(State::At(target)),
-            engine.states.view(State::Live),
+            engine.states.view(TreeState::At(target)),
+            engine.states.view(TreeState::Live),
         );
         let mut stay = BTreeSet::new();
         for path in &self.0 {
@@ -78,7 +78,7 @@ impl Covered {
                 }
             }
         }
-        if let Which::Below(asked @ [_, ..]) | Which::Only(asked) = which {
+        if let PlanScope::Below(asked @ [_, ..]) | PlanScope::Only(asked) = which {
             stay.retain(|path| {
                 asked
                     .iter()
@@ -89,9 +89,9 @@ impl Covered {
     }
 
     /// Returns the places of the mount points in the live tree.
-    fn held(&self, engine: &Engine) -> SysResult<Held<'_>> {
-        let mut held = Held::default();
-        let now = engine.states.view(State::Live);
+    fn held(&self, engine: &Engine) -> SysResult<MountPointNames<'_>> {
+        let mut held = MountPointNames::default();
+        let now = engine.states.view(TreeState::Live);
         for path in &self.0 {
             for above in ways(path) {
                 let Some((child, trail)) = now.walk(above)? else {
@@ -123,9 +123,9 @@ fn ways(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     ends.filter_map(|end| path.get(..end))
 }
 
-impl<'a> Held<'a> {
+impl<'a> MountPointNames<'a> {
     /// Returns a mount point that the plan would detach.
-    pub(super) fn detached_by(&self, plan: &Plan) -> Option<&'a [u8]> {
+    pub(super) fn detached_by(&self, plan: &TreePlan) -> Option<&'a [u8]> {
         let at = |parent: Slot, name: &Name| {
             let name = name.clone();
             self.names.get(&Place { parent, name })
@@ -133,7 +133,7 @@ impl<'a> Held<'a> {
         let changed = plan.dirs.iter().find_map(|dir| {
             let live = dir.live.as_ref()?;
             dir.names.iter().find_map(|name| match plan.change(name) {
-                None | Some(Change::Stays(_)) => None,
+                None | Some(NameChange::Stays(_)) => None,
                 Some(_) => at(live.slot, &name.name).map(|(_, path)| *path),
             })
         });
@@ -159,8 +159,8 @@ impl Restorer<'_> {
     /// `busy`, with the path of the mount point.
     pub(super) fn refuse_detaching(
         &self,
-        (what, plan): (&str, &Plan),
-        covered: &Covered,
+        (what, plan): (&str, &TreePlan),
+        covered: &MountPoints,
     ) -> VerbResult<()> {
         let held = covered.held(self.engine).map_err(failed(what))?;
         match held.detached_by(plan) {

@@ -10,9 +10,9 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::threads;
-use crate::history::present::{Present, Trail, absent_beyond};
+use crate::history::present::{LiveTree, Trail, absent_beyond};
 use crate::history::touched::Touched;
-use crate::live::{At, Live};
+use crate::live::{Live, NodeRef};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::lock::Mutex;
@@ -24,20 +24,20 @@ const NAMES_AT_ONCE: usize = 64;
 const PARTS_FROM: usize = 3;
 
 /// The cache over the live tree.
-pub(in crate::engine) struct Glance<'a> {
+pub(in crate::engine) struct StatCache<'a> {
     live: &'a Live,
-    seen: Mutex<Seen>,
+    seen: Mutex<StatCacheEntries>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct StatCacheEntries {
     names: HashMap<Slot, HashMap<Name, Option<Child>>>,
     /// Attributes of inodes other than symbolic links.
     stats: HashMap<Slot, Stat>,
     xattrs: HashMap<Slot, Xattrs>,
 }
 
-impl Seen {
+impl StatCacheEntries {
     fn note(&mut self, dir: Slot, name: &Name, found: Option<(Child, Stat)>) {
         self.names
             .entry(dir)
@@ -49,9 +49,9 @@ impl Seen {
     }
 }
 
-impl<'a> Glance<'a> {
-    pub(in crate::engine) fn new(live: &'a Live) -> Glance<'a> {
-        Glance {
+impl<'a> StatCache<'a> {
+    pub(in crate::engine) fn new(live: &'a Live) -> StatCache<'a> {
+        StatCache {
             live,
             seen: Mutex::default(),
         }
@@ -59,7 +59,7 @@ impl<'a> Glance<'a> {
 
     /// Empties the cache.
     pub(in crate::engine) fn look_anew(&self) {
-        *self.seen.lock() = Seen::default();
+        *self.seen.lock() = StatCacheEntries::default();
     }
 
     /// Looks up all recorded names ahead. Failed look-ups are repeated on demand.
@@ -79,7 +79,10 @@ impl<'a> Glance<'a> {
                 .filter_map(|name| {
                     Some((
                         *name,
-                        self.live.inodes.stat_child(At::from(*dir), name).ok()?,
+                        self.live
+                            .inodes
+                            .stat_child(NodeRef::from(*dir), name)
+                            .ok()?,
                     ))
                 })
                 .collect();
@@ -93,7 +96,7 @@ impl<'a> Glance<'a> {
     }
 }
 
-impl Present for Glance<'_> {
+impl LiveTree for StatCache<'_> {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         if let Some(known) = self
             .seen
@@ -138,7 +141,7 @@ impl Present for Glance<'_> {
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        Present::open(&*self.live.inodes, node)
+        LiveTree::open(&*self.live.inodes, node)
     }
 
     fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time> {

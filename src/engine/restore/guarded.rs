@@ -3,17 +3,17 @@
 
 use super::Restorer;
 use super::apply;
-use super::covered::Covered;
-use super::plan::{Plan, Which};
-use super::prepare::{Frozen, Ready};
+use super::covered::MountPoints;
+use super::plan::{PlanScope, RestorePlan};
+use super::prepare::{FrozenOp, PreparedOp};
 use super::stage::Stage;
-use super::stale::Stale;
+use super::stale::StaleEntries;
 use crate::engine::api::VerbResult;
 use crate::engine::attribution::actor_process;
 use crate::engine::auto::daemon;
 use crate::engine::requester::Requester;
-use crate::history::state::State;
-use crate::live::{Change, Forgetting};
+use crate::history::state::TreeState;
+use crate::live::{ChangeCtx, PendingInvalidation};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::SysResult;
@@ -25,12 +25,12 @@ impl Restorer<'_> {
     /// `what`. The last value returned is for [`Restorer::told_after`].
     pub(in crate::engine) fn behind_guard<T>(
         &self,
-        frozen: Frozen<'_>,
+        frozen: FrozenOp<'_>,
         (what, note): (&str, &str),
         restored: Option<CheckpointId>,
         act: impl FnOnce(Stage<'_>, CheckpointId) -> T,
-    ) -> VerbResult<(CheckpointId, T, Forgetting)> {
-        let Frozen {
+    ) -> VerbResult<(CheckpointId, T, PendingInvalidation)> {
+        let FrozenOp {
             requester,
             undoes: _,
             flushed,
@@ -64,9 +64,9 @@ impl Restorer<'_> {
     /// carried out. Call without locks.
     pub(in crate::engine) fn told_after(
         &self,
-        plan: &Plan,
-        applied: SysResult<Stale>,
-        forgetting: Forgetting,
+        plan: &RestorePlan,
+        applied: SysResult<StaleEntries>,
+        forgetting: PendingInvalidation,
     ) -> SysResult<()> {
         self.engine.snapdir.snapdir_changed();
         let (stale, done) = match applied {
@@ -80,35 +80,38 @@ impl Restorer<'_> {
     }
 
     /// Returns the change context of an actor.
-    pub(in crate::engine) fn change_by(&self, by: Option<&Actor>) -> Change {
+    pub(in crate::engine) fn change_by(&self, by: Option<&Actor>) -> ChangeCtx {
         let number = |by| {
             let process = actor_process(by);
             self.timeline().processes.number(process)
         };
-        Change::by(by.map(number))
+        ChangeCtx::by(by.map(number))
     }
 
     /// Carries out a plan, independent of its journal records. The caller holds the freeze lock and
     /// the tree lock for writing.
     pub(in crate::engine) fn apply(
         &self,
-        change: &Change,
-        ready: &dyn Ready,
+        change: &ChangeCtx,
+        ready: &dyn PreparedOp,
         stage: Stage<'_>,
-    ) -> SysResult<Stale> {
+    ) -> SysResult<StaleEntries> {
         apply::apply(self.engine, change, (ready.plan(), ready.want()), stage)
     }
 
     /// Restores the tree to a guard that was created in this freeze.
     pub(in crate::engine) fn take_back(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         guard: CheckpointId,
     ) -> SysResult<()> {
         let nobody = Requester::from(daemon());
-        let (plan, stage) =
-            self.in_freeze(guard, (Which::Below(&[]), &Covered::default()), &nobody)?;
-        let want = self.engine.states.view(State::At(guard));
+        let (plan, stage) = self.in_freeze(
+            guard,
+            (PlanScope::Below(&[]), &MountPoints::default()),
+            &nobody,
+        )?;
+        let want = self.engine.states.view(TreeState::At(guard));
         apply::apply(self.engine, change, (&plan, &want), stage).map(drop)
     }
 }

@@ -8,13 +8,13 @@ use super::planner::Planner;
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::same::same_content;
-use crate::history::view::Source;
-use crate::live::At;
+use crate::history::view::ContentLocation;
+use crate::live::NodeRef;
 use crate::store::ids::Slot;
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree::has_attrs;
-use crate::tree::plan::Content;
+use crate::tree::plan::InodeAction;
 
 impl Planner<'_> {
     /// Returns whether a place of the live tree is at or below an excluded path.
@@ -31,7 +31,7 @@ impl Planner<'_> {
                 .engine
                 .live
                 .inodes
-                .locate(At::from(at.parent), Kind::Dir)
+                .locate(NodeRef::from(at.parent), Kind::Dir)
             {
                 Err(Errno::ESTALE) => break,
                 up => up?,
@@ -60,7 +60,7 @@ impl Planner<'_> {
             .engine
             .live
             .inodes
-            .locate_all(At::from(trail), child.kind)?
+            .locate_all(NodeRef::from(trail), child.kind)?
         {
             let Some(dir) = self.engine.live.inodes.path_of(place.parent) else {
                 continue;
@@ -80,7 +80,7 @@ impl Planner<'_> {
             .engine
             .live
             .inodes
-            .locate_all(At::from(trail), child.kind)?
+            .locate_all(NodeRef::from(trail), child.kind)?
         {
             if self.is_below_paths(&place)? {
                 inside.push(place);
@@ -100,12 +100,12 @@ impl Planner<'_> {
             .engine
             .live
             .inodes
-            .locate_all(At::from(trail), child.kind)?
+            .locate_all(NodeRef::from(trail), child.kind)?
         {
             let restored = self.paths.is_empty() || self.is_below_paths(&place)?;
             inside += u64::from(restored && !self.is_spared(&place)?);
         }
-        Ok(u64::from(self.engine.live.inodes.stat(At::from(trail))?.nlink) > inside)
+        Ok(u64::from(self.engine.live.inodes.stat(NodeRef::from(trail))?.nlink) > inside)
     }
 
     /// Returns whether a place of the live tree is at or below one of the paths. The results for
@@ -131,7 +131,7 @@ impl Planner<'_> {
                 .engine
                 .live
                 .inodes
-                .locate(At::from(at.parent), Kind::Dir)
+                .locate(NodeRef::from(at.parent), Kind::Dir)
             {
                 Err(Errno::ESTALE) => break false,
                 up => up?,
@@ -157,12 +157,12 @@ impl Planner<'_> {
         child: Child,
         trail: &Arc<Trail>,
         alive: bool,
-    ) -> SysResult<Content> {
+    ) -> SysResult<InodeAction> {
         if !alive {
-            return Ok(Content::New);
+            return Ok(InodeAction::New);
         }
         if !self.touched.nodes.contains(&child.slot) {
-            return Ok(Content::Same);
+            return Ok(InodeAction::Same);
         }
         self.view.attr(trail)?;
         let other_data = || match self.has_other_data(child, trail) {
@@ -175,25 +175,25 @@ impl Planner<'_> {
                 && !self.has_names_outside(child, trail)?
                 && !self.would_empower(trail)?;
             return Ok(if in_place {
-                Content::InPlace
+                InodeAction::InPlace
             } else {
-                Content::New
+                InodeAction::New
             });
         }
         // The past state must be known. The current one may be unreadable for its owner.
         self.view.xattrs(trail)?;
         let times = self.plan.times == Times::Kept;
         match has_attrs((&self.view, trail), (&self.now, trail), times) {
-            Ok(true) => return Ok(Content::Same),
+            Ok(true) => return Ok(InodeAction::Same),
             Ok(false) | Err(Errno::EACCES) => {}
             Err(errno) => return Err(errno),
         }
         let anew = self.has_names_outside(child, trail)?
             || (child.kind == Kind::File && self.would_empower(trail)?);
         Ok(if anew {
-            Content::New
+            InodeAction::New
         } else {
-            Content::Attributes
+            InodeAction::Attributes
         })
     }
 
@@ -207,14 +207,15 @@ impl Planner<'_> {
                 .xattrs(trail)?
                 .iter()
                 .any(|(name, _)| name == b"security.capability");
-        Ok(powerful && self.engine.live.inodes.may_be_written(At::from(trail)))
+        Ok(powerful && self.engine.live.inodes.may_be_written(NodeRef::from(trail)))
     }
 
     /// Returns whether the content of the live file differs. A record of its content does not imply
     /// that: a file is captured when it is opened for writing, and the same bytes may have been
     /// written.
     fn has_other_data(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        if !self.touched.data.contains(&child.slot) || self.view.source(child.slot)? == Source::Live
+        if !self.touched.data.contains(&child.slot)
+            || self.view.source(child.slot)? == ContentLocation::Live
         {
             return Ok(false);
         }

@@ -5,18 +5,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use super::plan::Plan;
+use super::plan::RestorePlan;
 use super::planner::Planner;
 use crate::history::diff::join;
 use crate::history::present::Trail;
-use crate::history::view::{Known, View};
+use crate::history::view::{KnownListing, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Kind, SysResult};
-use crate::tree::plan::Kept;
+use crate::tree::plan::RescuedPath;
 
 /// Paths that are left unchanged, each with its directory if that stays in the live tree.
-pub(super) type Left = BTreeMap<Vec<u8>, Option<Slot>>;
+pub(super) type UnplannedPaths = BTreeMap<Vec<u8>, Option<Slot>>;
 
 /// Returns the name of a rescued path in the staging directory. It is a hash, so that it fits for a
 /// path of any length and an interrupted restore can continue.
@@ -46,7 +46,7 @@ fn put_aside(now: &View<'_>, path: &[u8]) -> SysResult<Option<Child>> {
 ///
 /// # Errors
 /// As [`View::walk`].
-pub(super) fn to_rescue(now: &View<'_>, left: Left) -> SysResult<BTreeSet<Vec<u8>>> {
+pub(super) fn to_rescue(now: &View<'_>, left: UnplannedPaths) -> SysResult<BTreeSet<Vec<u8>>> {
     if left.is_empty() {
         return Ok(BTreeSet::new());
     }
@@ -69,7 +69,7 @@ pub(super) fn to_rescue(now: &View<'_>, left: Left) -> SysResult<BTreeSet<Vec<u8
     Ok(rescued)
 }
 
-impl Plan {
+impl RestorePlan {
     /// Removes the names of files that no longer exist and whose content is unknown.
     pub(super) fn leave_lost(&mut self) {
         let lost = std::mem::take(&mut self.lost);
@@ -118,7 +118,7 @@ impl Planner<'_> {
         &mut self,
         want: &Arc<Trail>,
         live: Option<&Arc<Trail>>,
-        known: &Known,
+        known: &KnownListing,
     ) -> SysResult<()> {
         let inside = live.map(|live| live.slot);
         let of_names = known.unknown.iter().map(|name| join(&want.path(), name));
@@ -171,13 +171,16 @@ impl Planner<'_> {
             None => put_aside(&self.now, path)?.map(|child| (child, aside.clone())),
         };
         let dir = self.plan.tree.dirs.len();
-        self.plan.tree.kept.extend(found.map(|(child, from)| Kept {
-            dir,
-            name: name.clone(),
-            child,
-            from,
-            aside,
-        }));
+        self.plan
+            .tree
+            .kept
+            .extend(found.map(|(child, from)| RescuedPath {
+                dir,
+                name: name.clone(),
+                child,
+                from,
+                aside,
+            }));
         Ok(())
     }
 }

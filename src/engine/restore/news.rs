@@ -1,18 +1,18 @@
 //! Notifies watchers of the tree after a restore.
 
-use super::super::announce::{Step, What, secret_name};
-use super::plan::Plan;
-use super::{Restorer, Stale};
+use super::super::announce::{Announcement, EventKind, secret_name};
+use super::plan::RestorePlan;
+use super::{Restorer, StaleEntries};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::Kind;
-use crate::tree::plan::{self, Change, Content, NamePlan};
+use crate::tree::plan::{self, InodeAction, NameChange, NamePlan};
 
 impl Restorer<'_> {
     /// Announces the changes of a plan: the names in each directory that existed before, and the
     /// inodes that stayed and were changed. An event for a directory that appeared or disappeared
     /// covers everything below it.
-    pub(super) fn announce(&self, plan: &Plan, stale: &Stale) {
+    pub(super) fn announce(&self, plan: &RestorePlan, stale: &StaleEntries) {
         let mut steps = Vec::new();
         for dir in &plan.tree.dirs {
             let Some(live) = &dir.live else { continue };
@@ -20,27 +20,27 @@ impl Restorer<'_> {
                 steps_of(&plan.tree, live.slot, name, &mut steps);
             }
         }
-        let changed = stale.attrs_changed.iter().map(|dir| Step {
+        let changed = stale.attrs_changed.iter().map(|dir| Announcement {
             dir: *dir,
             name: Name::new(b"."),
             node: Some(*dir),
-            what: What::Attributes,
+            what: EventKind::Attributes,
         });
         steps.extend(changed);
-        let dead = |slot: &Slot| Step {
+        let dead = |slot: &Slot| Announcement {
             dir: Slot::ROOT,
             name: secret_name(),
             node: Some(*slot),
-            what: What::Dead,
+            what: EventKind::Dead,
         };
         steps.extend(stale.dead.iter().map(|(_, _, slot)| dead(slot)));
         self.engine.announcer.tell(steps);
     }
 }
 
-fn steps_of(plan: &plan::Plan, dir: Slot, planned: &NamePlan, steps: &mut Vec<Step>) {
+fn steps_of(plan: &plan::TreePlan, dir: Slot, planned: &NamePlan, steps: &mut Vec<Announcement>) {
     let mut add = |node, what| {
-        steps.push(Step {
+        steps.push(Announcement {
             dir,
             name: planned.name.clone(),
             node,
@@ -49,32 +49,32 @@ fn steps_of(plan: &plan::Plan, dir: Slot, planned: &NamePlan, steps: &mut Vec<St
     };
     let is_dir = |child: Child| child.kind == Kind::Dir;
     match plan.change(planned) {
-        None | Some(Change::Stays(Content::Same | Content::New)) => {}
-        Some(Change::Comes(want)) => add(None, What::Come(want.kind)),
-        Some(Change::Goes(have)) => add(
+        None | Some(NameChange::Stays(InodeAction::Same | InodeAction::New)) => {}
+        Some(NameChange::Comes(want)) => add(None, EventKind::Come(want.kind)),
+        Some(NameChange::Goes(have)) => add(
             None,
-            What::Gone {
+            EventKind::Gone {
                 dir: is_dir(have),
                 now: None,
             },
         ),
-        Some(Change::Stays(Content::Attributes)) => {
-            add(planned.have.map(|have| have.slot), What::Attributes)
+        Some(NameChange::Stays(InodeAction::Attributes)) => {
+            add(planned.have.map(|have| have.slot), EventKind::Attributes)
         }
-        Some(Change::Stays(Content::InPlace)) => {
-            add(planned.have.map(|have| have.slot), What::Content);
-            add(None, What::Written);
+        Some(NameChange::Stays(InodeAction::InPlace)) => {
+            add(planned.have.map(|have| have.slot), EventKind::Content);
+            add(None, EventKind::Written);
         }
-        Some(Change::Replaced(_)) => add(None, What::Replaced),
-        Some(Change::Exchanged(have, want)) => {
+        Some(NameChange::Replaced(_)) => add(None, EventKind::Replaced),
+        Some(NameChange::Exchanged(have, want)) => {
             add(
                 None,
-                What::Gone {
+                EventKind::Gone {
                     dir: is_dir(have),
                     now: Some(want.kind),
                 },
             );
-            add(None, What::Come(want.kind));
+            add(None, EventKind::Come(want.kind));
         }
     }
 }

@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, VerbResult};
-use super::super::attribution::Selector;
+use super::super::attribution::WriterSelector;
 use super::super::error;
 use super::super::requester::Requester;
-use super::covered::Covered;
-use super::plan::Which;
-use super::prepare::Choice;
-use super::spared::Spared;
-use super::{Asked, Restorer, told};
+use super::covered::MountPoints;
+use super::plan::PlanScope;
+use super::prepare::RestoreScope;
+use super::spared::ExcludedPaths;
+use super::{RestoreRequest, Restorer, told};
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::MutexGuard;
 
@@ -26,7 +26,7 @@ impl Restorer<'_> {
             None => self.timeline().base().ok_or_else(error::no_checkpoint)?,
         };
         let selector =
-            Selector::parse(&options.who).ok_or_else(|| error::bad_process(&options.who))?;
+            WriterSelector::parse(&options.who).ok_or_else(|| error::bad_process(&options.who))?;
         self.restore_selected(requester, target, options, &selector)
     }
 
@@ -38,13 +38,13 @@ impl Restorer<'_> {
         requester: &Requester,
         target: CheckpointId,
         options: &OnlyBy,
-        who: &Selector,
+        who: &WriterSelector,
     ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let mut unknown = self.unknown_in(target).map_err(failed)?;
         unknown.retain(|path| options.takes(&path.0));
-        let done = |guard, changes, shared, spared: Spared| RestoredOnly {
+        let done = |guard, changes, shared, spared: ExcludedPaths| RestoredOnly {
             restored: Restored {
                 guard,
                 dry_run: options.dry_run,
@@ -59,9 +59,9 @@ impl Restorer<'_> {
                 .engine
                 .states
                 .selection(target, &touched, options, who)?;
-            let covered = Covered::of(self.engine).map_err(failed)?;
+            let covered = MountPoints::of(self.engine).map_err(failed)?;
             let spared = self
-                .spared(target, Which::Only(&chosen.paths), (&covered, &touched))
+                .spared(target, PlanScope::Only(&chosen.paths), (&covered, &touched))
                 .map_err(failed)?;
             return Ok(done(
                 None,
@@ -71,15 +71,19 @@ impl Restorer<'_> {
             ));
         }
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
-        let asked = Asked {
+        let asked = RestoreRequest {
             requester,
             undoes: None,
             started,
             unknown: Vec::new(),
             times: Times::or_default(options.times, true),
         };
-        let (prepared, frozen) =
-            self.prepared(&asked, target, Choice::By(options, who), one_at_a_time)?;
+        let (prepared, frozen) = self.prepared(
+            &asked,
+            target,
+            RestoreScope::By(options, who),
+            one_at_a_time,
+        )?;
         if prepared.chosen.paths.is_empty() {
             let (changes, shared) = (prepared.changes, prepared.chosen.shared);
             return Ok(done(None, changes, shared, prepared.spared));
@@ -89,7 +93,7 @@ impl Restorer<'_> {
             options.who
         );
         let chosen = &prepared.chosen;
-        let only = Which::Only(&chosen.paths);
+        let only = PlanScope::Only(&chosen.paths);
         let guard = self.restore_frozen(frozen, &note, &prepared, only, &chosen.names)?;
         let (changes, shared) = (prepared.changes, prepared.chosen.shared);
         Ok(done(Some(guard), changes, shared, prepared.spared))
@@ -99,15 +103,15 @@ impl Restorer<'_> {
     /// everything below them stay, and so does a name that cannot be restored without others.
     pub(in crate::engine) fn restore_names(
         &self,
-        asked: Asked<'_>,
+        asked: RestoreRequest<'_>,
         target: CheckpointId,
         names: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let (prepared, frozen) =
-            self.prepared(&asked, target, Choice::Names(names), one_at_a_time)?;
+            self.prepared(&asked, target, RestoreScope::Names(names), one_at_a_time)?;
         let (note, chosen) = (format!("before restoring {target}"), &prepared.chosen);
-        let only = Which::Only(&chosen.paths);
+        let only = PlanScope::Only(&chosen.paths);
         let guard = self.restore_frozen(frozen, &note, &prepared, only, &chosen.names)?;
         Ok(Restored {
             guard: Some(guard),

@@ -8,17 +8,17 @@ use super::super::Engine;
 use super::super::api::{Change, Times, TreePath};
 use crate::history::diff::join;
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::view::View;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::Child;
 use crate::sys::{Kind, SysResult};
-use crate::tree::plan::Content;
+use crate::tree::plan::InodeAction;
 use crate::tree::{self, has_attrs};
 
 /// The scope of a plan.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Which<'a> {
+pub(super) enum PlanScope<'a> {
     /// These paths and everything below them; empty: the whole tree.
     Below(&'a [Vec<u8>]),
     /// Exactly these paths. The list includes every other path that appears or disappears with
@@ -27,12 +27,12 @@ pub(super) enum Which<'a> {
 }
 
 /// The plan of a restore.
-pub(in crate::engine) struct Plan {
+pub(in crate::engine) struct RestorePlan {
     pub(in crate::engine) target: CheckpointId,
     /// The whole tree is restored, without exceptions.
     pub(in crate::engine) whole: bool,
     /// The changes of names and inodes.
-    pub(in crate::engine) tree: tree::plan::Plan,
+    pub(in crate::engine) tree: tree::plan::TreePlan,
     /// Whether files get their original times; otherwise changed files get the time of the restore.
     pub(in crate::engine) times: Times,
     /// Paths whose past is unknown. They are left unchanged.
@@ -41,13 +41,13 @@ pub(in crate::engine) struct Plan {
     pub(in crate::engine) lost: HashSet<Slot>,
 }
 
-impl Plan {
+impl RestorePlan {
     /// Returns whether the live tree already matches in the properties that a list of changes does
     /// not show: hard links and the times of directories.
     pub(super) fn is_so(&self, engine: &Engine) -> SysResult<bool> {
         let (then, now) = (
-            engine.states.view(State::At(self.target)),
-            engine.states.view(State::Live),
+            engine.states.view(TreeState::At(self.target)),
+            engine.states.view(TreeState::Live),
         );
         let (mut stands_for, mut stood_for) = (HashMap::new(), HashMap::new());
         for dir in &self.tree.dirs {
@@ -108,7 +108,7 @@ impl Plan {
         let mut stands_in: HashMap<Slot, Option<Slot>> = HashMap::new();
         let mut stands_for: HashMap<Slot, Option<Slot>> = HashMap::new();
         for (dir, name, want, _, have) in self.tree.wanted() {
-            if self.tree.contents.get(&want.slot) != Some(&Content::New) {
+            if self.tree.contents.get(&want.slot) != Some(&InodeAction::New) {
                 continue;
             }
             let path = join(&dir.want.path(), name);
@@ -148,7 +148,7 @@ impl Plan {
     /// Returns the paths restored as separate files although they were hard links, at the
     /// checkpoint, to paths that are not restored.
     pub(super) fn split(&self, engine: &Engine) -> Vec<TreePath> {
-        let view = engine.states.view(State::At(self.target));
+        let view = engine.states.view(TreeState::At(self.target));
         let wanted = || {
             self.tree.dirs.iter().flat_map(|dir| {
                 dir.names
@@ -161,7 +161,7 @@ impl Plan {
         let is_split = |child: &Child, trail: &Arc<Trail>| {
             let known = names.get(&child.slot).copied().unwrap_or(0);
             child.kind == Kind::File
-                && self.tree.contents.get(&child.slot) == Some(&Content::New)
+                && self.tree.contents.get(&child.slot) == Some(&InodeAction::New)
                 && view
                     .attr(trail)
                     .is_ok_and(|attr| u64::from(attr.stat.nlink) > known)

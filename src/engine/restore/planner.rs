@@ -7,40 +7,40 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::left::{Left, to_rescue};
-use super::plan::{Plan, Which};
-use super::spared::Spared;
+use super::left::{UnplannedPaths, to_rescue};
+use super::plan::{PlanScope, RestorePlan};
+use super::spared::ExcludedPaths;
 use crate::history::diff::join;
-use crate::history::present::{Present, Trail};
-use crate::history::state::State;
+use crate::history::present::{LiveTree, Trail};
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::history::view::View;
-use crate::live::At;
+use crate::live::NodeRef;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree;
-use crate::tree::plan::{Content, DirPlan, NamePlan};
-use crate::tree::states::States;
+use crate::tree::plan::{DirPlan, InodeAction, NamePlan};
+use crate::tree::states::PlanBuilder;
 
 /// The inputs of a plan.
 #[derive(Clone, Copy)]
-pub(super) struct Ground<'a> {
+pub(super) struct PlanInput<'a> {
     pub(super) engine: &'a Engine,
     /// The live tree, possibly through a cache.
-    pub(super) present: &'a dyn Present,
+    pub(super) present: &'a dyn LiveTree,
     /// The checkpoint to restore.
     pub(super) target: CheckpointId,
     /// The records since the checkpoint.
     pub(super) touched: &'a Touched,
     /// Paths that are excluded.
-    pub(super) spared: &'a Spared,
+    pub(super) spared: &'a ExcludedPaths,
     /// Whether files get their original times; otherwise changed files get the time of the restore.
     pub(super) times: Times,
 }
 
-impl<'a> Ground<'a> {
-    fn view(&self, state: State) -> View<'a> {
+impl<'a> PlanInput<'a> {
+    fn view(&self, state: TreeState) -> View<'a> {
         View::new(self.engine.timeline(), self.present, state)
     }
 }
@@ -58,52 +58,52 @@ pub(super) struct Planner<'a> {
     /// Live directories, and whether they are inside the restored paths.
     pub(super) inside: RefCell<HashMap<Slot, bool>>,
     /// Excluded paths, and their places in the live tree.
-    pub(super) spared: Spared,
+    pub(super) spared: ExcludedPaths,
     pub(super) spared_places: HashSet<Place>,
     /// Paths with an unknown past in directories that are removed. The live file is moved to the
     /// restored directory.
     pub(super) rescued: BTreeSet<Vec<u8>>,
     /// All paths that are not planned because their past is unknown.
-    pub(super) left: Left,
+    pub(super) left: UnplannedPaths,
     /// Directories of the checkpoint that were visited.
     passed: HashSet<Slot>,
-    pub(super) plan: Plan,
+    pub(super) plan: RestorePlan,
 }
 
 /// The live directory, if it exists, and its past state.
-type Ways = (Option<Arc<Trail>>, Arc<Trail>);
+type LiveAndPast = (Option<Arc<Trail>>, Arc<Trail>);
 
 /// A pending step of the planner.
-enum Step<'p> {
+enum PlanStep<'p> {
     /// A directory above restored paths, live and past, with the paths below it.
     Way(Option<Arc<Trail>>, Option<Arc<Trail>>, Vec<&'p [Name]>),
     /// The inode of a restored path at the checkpoint.
     Wanted(Child, Arc<Trail>),
 }
 
-impl Plan {
+impl RestorePlan {
     /// Compares the live tree with a checkpoint, entirely or below the given paths.
     ///
     /// A path whose past is unknown is left unchanged. If its directory is removed, a second pass
     /// plans to move the path: the first pass finds such paths after it has planned other names.
-    pub(super) fn make(ground: Ground<'_>, which: Which<'_>) -> SysResult<Plan> {
-        let (first, left) = Plan::pass(ground, which, BTreeSet::new())?;
-        let rescued = to_rescue(&ground.view(State::Live), left)?;
+    pub(super) fn make(ground: PlanInput<'_>, which: PlanScope<'_>) -> SysResult<RestorePlan> {
+        let (first, left) = RestorePlan::pass(ground, which, BTreeSet::new())?;
+        let rescued = to_rescue(&ground.view(TreeState::Live), left)?;
         if rescued.is_empty() {
             return Ok(first);
         }
-        let (mut plan, _) = Plan::pass(ground, which, rescued)?;
+        let (mut plan, _) = RestorePlan::pass(ground, which, rescued)?;
         plan.unknown.extend(first.unknown);
         Ok(plan)
     }
 
     /// Plans with these paths rescued. Returns the plan and the paths that it leaves unchanged.
     fn pass(
-        ground: Ground<'_>,
-        which: Which<'_>,
+        ground: PlanInput<'_>,
+        which: PlanScope<'_>,
         rescued: BTreeSet<Vec<u8>>,
-    ) -> SysResult<(Plan, Left)> {
-        let Ground {
+    ) -> SysResult<(RestorePlan, UnplannedPaths)> {
+        let PlanInput {
             engine,
             target,
             touched,
@@ -112,14 +112,17 @@ impl Plan {
             ..
         } = ground;
         let (paths, exact) = match which {
-            Which::Below(paths) => (paths, false),
-            Which::Only(paths) => (paths, true),
+            PlanScope::Below(paths) => (paths, false),
+            PlanScope::Only(paths) => (paths, true),
         };
-        let (view, now) = (ground.view(State::At(target)), ground.view(State::Live));
-        let plan = Plan {
+        let (view, now) = (
+            ground.view(TreeState::At(target)),
+            ground.view(TreeState::Live),
+        );
+        let plan = RestorePlan {
             target,
             whole: paths.is_empty() && !exact && spared.is_empty() && rescued.is_empty(),
-            tree: tree::plan::Plan::default(),
+            tree: tree::plan::TreePlan::default(),
             times,
             unknown: BTreeSet::new(),
             lost: HashSet::new(),
@@ -145,7 +148,7 @@ impl Plan {
             spared: spared.clone(),
             spared_places,
             rescued,
-            left: Left::new(),
+            left: UnplannedPaths::new(),
             passed: HashSet::new(),
             plan,
         };
@@ -183,8 +186,8 @@ fn live_place(now: &View<'_>, path: &[u8]) -> SysResult<Option<Place>> {
     }))
 }
 
-impl States for Planner<'_> {
-    fn plan(&mut self) -> &mut tree::plan::Plan {
+impl PlanBuilder for Planner<'_> {
+    fn plan(&mut self) -> &mut tree::plan::TreePlan {
         &mut self.plan.tree
     }
 
@@ -259,7 +262,12 @@ impl States for Planner<'_> {
             }));
         }
         let found = if whole {
-            match self.engine.live.inodes.locate(At::from(trail), child.kind) {
+            match self
+                .engine
+                .live
+                .inodes
+                .locate(NodeRef::from(trail), child.kind)
+            {
                 Err(Errno::ESTALE) => None,
                 place => Some(place?),
             }
@@ -287,9 +295,9 @@ impl States for Planner<'_> {
 
     /// Leaves an inode unchanged if its past state is unknown; if it no longer exists, it is not
     /// restored.
-    fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+    fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<InodeAction> {
         let content = self.content_known(child, trail, alive).and_then(|content| {
-            if matches!(content, Content::New | Content::InPlace) {
+            if matches!(content, InodeAction::New | InodeAction::InPlace) {
                 self.can_be_told(child, trail)?;
             }
             Ok(content)
@@ -304,7 +312,7 @@ impl States for Planner<'_> {
             self.left.insert(trail.path(), inside);
             self.plan.lost.insert(child.slot);
         }
-        Ok(Content::Same)
+        Ok(InodeAction::Same)
     }
 
     /// Returns whether the past attributes of a directory are known. Otherwise the directory keeps
@@ -324,13 +332,17 @@ impl Planner<'_> {
     /// Plans the given paths, split into names and sorted, and everything below them. Depth-first
     /// without recursion: a tree can be deeper than the stack.
     fn paths(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
-        let mut open = vec![Step::Way(Some(Trail::root()), Some(Trail::root()), paths)];
+        let mut open = vec![PlanStep::Way(
+            Some(Trail::root()),
+            Some(Trail::root()),
+            paths,
+        )];
         while let Some(step) = open.pop() {
             match step {
-                Step::Way(live, then, paths) => {
+                PlanStep::Way(live, then, paths) => {
                     open.extend(self.some(live, then, &paths)?.into_iter().rev())
                 }
-                Step::Wanted(child, trail) => self.below(vec![(child, trail, false)])?,
+                PlanStep::Wanted(child, trail) => self.below(vec![(child, trail, false)])?,
             }
         }
         Ok(())
@@ -344,7 +356,7 @@ impl Planner<'_> {
         live: Option<Arc<Trail>>,
         then: Option<Arc<Trail>>,
         paths: &[&'p [Name]],
-    ) -> SysResult<Vec<Step<'p>>> {
+    ) -> SysResult<Vec<PlanStep<'p>>> {
         let Some(want) = live.clone().or_else(|| then.clone()) else {
             return Ok(Vec::new());
         };
@@ -371,7 +383,7 @@ impl Planner<'_> {
             };
             if rest.is_empty() {
                 names.push(plan);
-                below.extend(want.map(|(child, trail)| Step::Wanted(child, trail)));
+                below.extend(want.map(|(child, trail)| PlanStep::Wanted(child, trail)));
                 continue;
             }
             let is_dir = |found: &(Child, Arc<Trail>)| found.0.kind == Kind::Dir;
@@ -382,7 +394,7 @@ impl Planner<'_> {
             if have.is_none() && want.is_some() {
                 names.push(plan);
             }
-            below.push(Step::Way(
+            below.push(PlanStep::Way(
                 have,
                 want,
                 group.iter().filter_map(|path| path.get(1..)).collect(),
@@ -473,7 +485,7 @@ impl Planner<'_> {
     }
 
     /// Plans the inode of a selected path. For a directory, returns its live and past states.
-    fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
+    fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<LiveAndPast>> {
         let is_dir = self.inode(child, &trail, false)?;
         let alive = self.plan.tree.alive_dirs.contains(&child.slot);
         Ok(is_dir.then(|| (alive.then(|| Arc::clone(&trail)), trail)))

@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
-use super::super::attribution::{Selection, Selector};
+use super::super::attribution::{Selection, WriterSelector};
 use super::super::requester::Requester;
-use super::super::seen::Seen;
-use super::covered::Covered;
-use super::glance::Glance;
-use super::plan::{Plan, Which};
-use super::planner::Ground;
-use super::spared::Spared;
+use super::super::seen::ChangeStamp;
+use super::covered::MountPoints;
+use super::glance::StatCache;
+use super::plan::{PlanScope, RestorePlan};
+use super::planner::PlanInput;
+use super::spared::ExcludedPaths;
 use super::stage::Stage;
 use super::threads;
-use super::want::Want;
-use super::{Asked, Restorer};
+use super::want::DesiredInodes;
+use super::{RestoreRequest, Restorer};
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::history::wake::Hold;
@@ -27,23 +27,23 @@ use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{self, Errno, SysResult};
-use crate::tree::plan::{Change as Becomes, Content};
+use crate::tree::plan::{InodeAction, NameChange as Becomes};
 
 /// The requested scope of a restore.
 #[derive(Clone, Copy)]
-pub(super) enum Choice<'a> {
+pub(super) enum RestoreScope<'a> {
     /// These paths and everything below them; empty: the whole tree.
     Below(&'a [Vec<u8>]),
     /// The changes of these processes.
-    By(&'a OnlyBy, &'a Selector),
+    By(&'a OnlyBy, &'a WriterSelector),
     /// Exactly these names.
     Names(&'a [Vec<u8>]),
 }
 
 /// A prepared operation: the plan, and the source of its inodes.
-pub(in crate::engine) trait Ready {
-    fn plan(&self) -> &Plan;
-    fn want(&self) -> &dyn Want;
+pub(in crate::engine) trait PreparedOp {
+    fn plan(&self) -> &RestorePlan;
+    fn want(&self) -> &dyn DesiredInodes;
     /// Files whose content was recorded.
     fn touched(&self) -> &HashSet<Slot>;
     /// Returns whether the plan will not be carried out.
@@ -57,24 +57,24 @@ pub(in crate::engine) trait Ready {
 }
 
 /// The prepared restore.
-pub(super) struct Prepared<'a> {
+pub(super) struct PreparedRestore<'a> {
     /// The checkpoint to restore.
     pub(super) then: View<'a>,
-    pub(super) plan: Plan,
+    pub(super) plan: RestorePlan,
     pub(super) changes: Vec<Change>,
-    pub(super) spared: Spared,
-    /// The selected paths, for [`Choice::By`] and [`Choice::Names`].
+    pub(super) spared: ExcludedPaths,
+    /// The selected paths, for [`RestoreScope::By`] and [`RestoreScope::Names`].
     pub(super) chosen: Selection,
     /// Files whose content was recorded, or that compared equal and are left unchanged.
     touched: HashSet<Slot>,
 }
 
-impl Ready for Prepared<'_> {
-    fn plan(&self) -> &Plan {
+impl PreparedOp for PreparedRestore<'_> {
+    fn plan(&self) -> &RestorePlan {
         &self.plan
     }
 
-    fn want(&self) -> &dyn Want {
+    fn want(&self) -> &dyn DesiredInodes {
         &self.then
     }
 
@@ -85,7 +85,7 @@ impl Ready for Prepared<'_> {
 
 /// The state of a frozen tree for one operation, including the checkpoint lock. The fields are
 /// dropped in this order.
-pub(in crate::engine) struct Frozen<'a> {
+pub(in crate::engine) struct FrozenOp<'a> {
     pub(super) requester: &'a Requester,
     /// The operation that this one undoes.
     pub(super) undoes: Option<u64>,
@@ -111,11 +111,11 @@ impl<'a> Restorer<'a> {
     /// inside the freeze; staged inodes are reused.
     pub(super) fn prepared(
         self,
-        asked: &Asked<'a>,
+        asked: &RestoreRequest<'a>,
         target: CheckpointId,
-        choice: Choice<'_>,
+        choice: RestoreScope<'_>,
         one_at_a_time: MutexGuard<'a, ()>,
-    ) -> VerbResult<(Prepared<'a>, Frozen<'a>)> {
+    ) -> VerbResult<(PreparedRestore<'a>, FrozenOp<'a>)> {
         let what = "the restore failed";
         let covered = self.covered(what)?;
         let prepare = |await_free: &dyn Fn(Slot) -> SysResult<()>| {
@@ -125,27 +125,27 @@ impl<'a> Restorer<'a> {
     }
 
     /// Returns the mount points in the tree. `what` is the failed operation in errors.
-    pub(in crate::engine) fn covered(self, what: &str) -> VerbResult<Covered> {
-        Covered::of(self.engine).map_err(|errno| self.engine.checkpoints.failed(what, errno))
+    pub(in crate::engine) fn covered(self, what: &str) -> VerbResult<MountPoints> {
+        MountPoints::of(self.engine).map_err(|errno| self.engine.checkpoints.failed(what, errno))
     }
 
     /// Freezes the tree for the operation that `prepare` returns, as [`Restorer::prepared`]. `what`
     /// is the failed operation in errors. Fails before anything is changed if the plan would detach
     /// one of the mount points `covered`.
-    pub(in crate::engine) fn frozen<P: Ready>(
+    pub(in crate::engine) fn frozen<P: PreparedOp>(
         self,
-        asked: &Asked<'a>,
-        (what, covered): (&str, &Covered),
+        asked: &RestoreRequest<'a>,
+        (what, covered): (&str, &MountPoints),
         prepare: impl Fn(&dyn Fn(Slot) -> SysResult<()>) -> VerbResult<P>,
         one_at_a_time: MutexGuard<'a, ()>,
-    ) -> VerbResult<(P, Frozen<'a>)> {
+    ) -> VerbResult<(P, FrozenOp<'a>)> {
         let _index_later = self.engine.timeline().indexer.hold();
         let mut stage = Stage::new(self.engine, asked.requester);
         let (prepared, freeze, flushed) = self.freeze(what, asked.times, prepare, &mut stage)?;
         if !prepared.is_given_up() {
             self.refuse_detaching((what, &prepared.plan().tree), covered)?;
         }
-        let frozen = Frozen {
+        let frozen = FrozenOp {
             requester: asked.requester,
             undoes: asked.undoes,
             flushed,
@@ -157,7 +157,7 @@ impl<'a> Restorer<'a> {
         Ok((prepared, frozen))
     }
 
-    fn freeze<P: Ready>(
+    fn freeze<P: PreparedOp>(
         self,
         what: &str,
         times: Times,
@@ -214,7 +214,7 @@ impl<'a> Restorer<'a> {
     ///
     /// # Errors
     /// EIO.
-    fn own_ahead(self, plan: &Plan) -> SysResult<()> {
+    fn own_ahead(self, plan: &RestorePlan) -> SysResult<()> {
         let live = &self.engine.live;
         if live.inodes.level() == 0 {
             return Ok(());
@@ -227,7 +227,7 @@ impl<'a> Restorer<'a> {
             .filter(|(_, name)| {
                 !matches!(
                     plan.tree.change(name),
-                    None | Some(Becomes::Stays(Content::Same))
+                    None | Some(Becomes::Stays(InodeAction::Same))
                 )
             })
             .map(|(dir, name)| (dir, &name.name))
@@ -254,10 +254,10 @@ impl<'a> Restorer<'a> {
     fn prepare(
         &self,
         target: CheckpointId,
-        (choice, covered): (Choice<'_>, &Covered),
+        (choice, covered): (RestoreScope<'_>, &MountPoints),
         times: Times,
         await_free: impl Fn(Slot) -> SysResult<()>,
-    ) -> VerbResult<Prepared<'a>> {
+    ) -> VerbResult<PreparedRestore<'a>> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let touched = self.engine.states.touched(target, None).map_err(failed)?;
         touched
@@ -267,14 +267,14 @@ impl<'a> Restorer<'a> {
             .map_err(failed)?;
         let mut chosen = self.chosen(target, choice, &touched)?;
         let which = match choice {
-            Choice::Below(paths) => Which::Below(paths),
-            Choice::By(..) | Choice::Names(_) => Which::Only(&chosen.paths),
+            RestoreScope::Below(paths) => PlanScope::Below(paths),
+            RestoreScope::By(..) | RestoreScope::Names(_) => PlanScope::Only(&chosen.paths),
         };
         let spared = self
             .spared(target, which, (covered, &touched))
             .map_err(failed)?;
-        let glance = Glance::new(&self.engine.live);
-        let ground = Ground {
+        let glance = StatCache::new(&self.engine.live);
+        let ground = PlanInput {
             engine: self.engine,
             present: &glance,
             target,
@@ -282,17 +282,17 @@ impl<'a> Restorer<'a> {
             spared: &spared,
             times,
         };
-        if matches!(which, Which::Below([])) {
+        if matches!(which, PlanScope::Below([])) {
             glance.look_ahead(&touched);
         }
         let compare = || {
-            if let Choice::Below(paths) = choice {
+            if let RestoreScope::Below(paths) = choice {
                 self.changes_to(ground, paths)
             } else {
                 Ok(Vec::new())
             }
         };
-        let plan = || Plan::make(ground, which);
+        let plan = || RestorePlan::make(ground, which);
         let found = if touched.nodes.len() < BOTH_FROM {
             compare().and_then(|changes| Ok((changes, plan()?)))
         } else {
@@ -300,14 +300,14 @@ impl<'a> Restorer<'a> {
         };
         let (mut changes, mut plan) = found.map_err(failed)?;
         let mut left = Vec::new();
-        let now = View::new(self.engine.timeline(), &glance, State::Live);
-        if let Choice::Below(_) = choice {
+        let now = View::new(self.engine.timeline(), &glance, TreeState::Live);
+        if let RestoreScope::Below(_) = choice {
             left = plan.leave_equal(&changes, &now).map_err(failed)?;
         }
-        let then = self.engine.states.view(State::At(target));
+        let then = self.engine.states.view(TreeState::At(target));
         self.refuse_protected("the restore failed", (&plan, &then, &now))?;
         changes.append(&mut chosen.changes);
-        Ok(Prepared {
+        Ok(PreparedRestore {
             then,
             plan,
             changes: spared.filter(changes),
@@ -321,14 +321,14 @@ impl<'a> Restorer<'a> {
     fn chosen(
         &self,
         target: CheckpointId,
-        choice: Choice<'_>,
+        choice: RestoreScope<'_>,
         touched: &Touched,
     ) -> VerbResult<Selection> {
         let states = &self.engine.states;
         match choice {
-            Choice::Below(_) => Ok(Selection::default()),
-            Choice::By(options, who) => states.selection(target, touched, options, who),
-            Choice::Names(names) => {
+            RestoreScope::Below(_) => Ok(Selection::default()),
+            RestoreScope::By(options, who) => states.selection(target, touched, options, who),
+            RestoreScope::Names(names) => {
                 let chosen = states.selection_of(target, touched, names);
                 Ok(Selection {
                     names: names.to_vec(),
@@ -341,19 +341,19 @@ impl<'a> Restorer<'a> {
     }
 
     /// Returns a stamp of the live tree that differs after any change.
-    fn look_around(&self) -> SysResult<Seen> {
+    fn look_around(&self) -> SysResult<ChangeStamp> {
         self.engine.live.hot.await_closes();
         self.engine.checkpoints.settle();
         self.engine.live.hot.preflush();
         // The freeze waits for changes in progress.
         let _freeze = self.engine.live.busy.freeze()?;
-        Seen::of(&self.engine.live)
+        ChangeStamp::of(&self.engine.live)
     }
 
     /// Returns whether nothing has changed since, inside the freeze. For files that may be mapped
     /// for writing, the time of a store is unknown.
-    fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        Seen::of(&self.engine.live).is_ok_and(|now| now == *seen)
+    fn is_as_seen(&self, seen: &ChangeStamp, touched: &HashSet<Slot>) -> bool {
+        ChangeStamp::of(&self.engine.live).is_ok_and(|now| now == *seen)
             && !self
                 .engine
                 .live
@@ -365,7 +365,7 @@ impl<'a> Restorer<'a> {
 
     /// Probes all files of a plan for processes that block it, so that it fails before it changes
     /// anything.
-    fn clear_way(&self, plan: &Plan) -> SysResult<()> {
+    fn clear_way(&self, plan: &RestorePlan) -> SysResult<()> {
         plan.tree
             .dirs
             .iter()

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Restorer;
-use super::plan::Plan;
-use super::want::Want;
+use super::plan::RestorePlan;
+use super::want::DesiredInodes;
 use crate::engine::api::{Times, VerbResult};
 use crate::engine::error::{Code, hinted};
 use crate::engine::word::{count, word};
@@ -15,15 +15,15 @@ use crate::history::present::Trail;
 use crate::history::view::View;
 use crate::store::record::Child;
 use crate::sys::{Errno, Kind, Protection, SysResult};
-use crate::tree::plan::{Change, Content, DirPlan};
+use crate::tree::plan::{DirPlan, InodeAction, NameChange};
 
 /// Limit of paths in a message; the rest is a number.
 const NAMED_MAX: usize = 100;
 
 /// Collects the protected inodes that a plan would change.
-struct Protected<'a> {
-    plan: &'a Plan,
-    want: &'a dyn Want,
+struct ProtectedScan<'a> {
+    plan: &'a RestorePlan,
+    want: &'a dyn DesiredInodes,
     now: &'a View<'a>,
     found: BTreeSet<Vec<u8>>,
 }
@@ -37,9 +37,9 @@ impl Restorer<'_> {
     pub(in crate::engine) fn refuse_protected(
         &self,
         what: &str,
-        (plan, want, now): (&Plan, &dyn Want, &View<'_>),
+        (plan, want, now): (&RestorePlan, &dyn DesiredInodes, &View<'_>),
     ) -> VerbResult<()> {
-        let mut protected = Protected {
+        let mut protected = ProtectedScan {
             plan,
             want,
             now,
@@ -82,19 +82,19 @@ impl Restorer<'_> {
     }
 }
 
-impl Protected<'_> {
+impl ProtectedScan<'_> {
     fn look_at(&mut self, dir: &DirPlan) -> SysResult<()> {
         let plan = &self.plan.tree;
         let mut changes = false;
         for name in &dir.names {
             let wanted = name.want.as_ref();
             match plan.change(name) {
-                None | Some(Change::Stays(Content::Same)) => continue,
-                Some(Change::Stays(content)) => {
+                None | Some(NameChange::Stays(InodeAction::Same)) => continue,
+                Some(NameChange::Stays(content)) => {
                     if let Some((_, trail)) = wanted {
                         let here = self.want.here(trail);
                         let path = || join(&dir.want.path(), &name.name);
-                        let stays = content == Content::Attributes;
+                        let stays = content == InodeAction::Attributes;
                         self.note(&here, path, stays.then_some(trail));
                     }
                     continue;

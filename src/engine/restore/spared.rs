@@ -10,19 +10,19 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::api::{Change, ChangeKind, DroppedInfo, TreePath, VerbResult};
 use super::super::error;
-use super::super::tiers::Matcher;
+use super::super::tiers::TierPatterns;
 use super::Restorer;
-use super::covered::Covered;
-use super::plan::Which;
-use crate::history::state::State;
+use super::covered::MountPoints;
+use super::plan::PlanScope;
+use crate::history::state::TreeState;
 use crate::history::touched::Touched;
-use crate::history::view::Source;
+use crate::history::view::ContentLocation;
 use crate::store::ids::CheckpointId;
 use crate::sys::SysResult;
 
 /// Excluded paths, each with everything below it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct Spared {
+pub(in crate::engine) struct ExcludedPaths {
     all: BTreeSet<Vec<u8>>,
     /// Those among them that are mount points or directories above one.
     mounted: BTreeSet<Vec<u8>>,
@@ -41,7 +41,7 @@ pub(super) fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
         .is_some_and(|rest| rest.is_empty() || above.is_empty() || rest.starts_with(b"/"))
 }
 
-impl Spared {
+impl ExcludedPaths {
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -112,11 +112,11 @@ impl Restorer<'_> {
     /// Returns the paths whose content was dropped from a checkpoint.
     pub(in crate::engine) fn dropped_paths(&self, id: CheckpointId) -> SysResult<Vec<DroppedPath>> {
         let mut found = Vec::new();
-        let mut matchers: HashMap<Vec<String>, Option<Matcher>> = HashMap::new();
-        let view = self.engine.states.view(State::At(id));
+        let mut matchers: HashMap<Vec<String>, Option<TierPatterns>> = HashMap::new();
+        let view = self.engine.states.view(TreeState::At(id));
         for (list, dropped) in self.timeline().dropped.at(id)? {
             let slot = dropped.object.slot;
-            if view.source(slot)? != Source::Object(dropped.object) {
+            if view.source(slot)? != ContentLocation::Object(dropped.object) {
                 continue;
             }
             let Some(at) = self.timeline().lookup.path_at(slot, id)? else {
@@ -124,7 +124,7 @@ impl Restorer<'_> {
             };
             let matcher = matchers
                 .entry(list.paths.clone())
-                .or_insert_with_key(|paths| Matcher::new(paths).ok());
+                .or_insert_with_key(|paths| TierPatterns::new(paths).ok());
             let unit = matcher
                 .as_ref()
                 .and_then(|matcher| matcher.unit(&at.path))
@@ -174,26 +174,30 @@ impl Restorer<'_> {
     pub(super) fn spared(
         &self,
         id: CheckpointId,
-        which: Which<'_>,
-        (covered, touched): (&Covered, &Touched),
-    ) -> SysResult<Spared> {
+        which: PlanScope<'_>,
+        (covered, touched): (&MountPoints, &Touched),
+    ) -> SysResult<ExcludedPaths> {
         let mounted = covered.in_the_way(self.engine, (id, which), touched)?;
         let mut all = mounted.clone();
         all.extend(self.without_content(id, which)?);
-        Ok(Spared { all, mounted })
+        Ok(ExcludedPaths { all, mounted })
     }
 
     /// Returns the paths excluded because a tier dropped content.
-    fn without_content(&self, id: CheckpointId, which: Which<'_>) -> SysResult<BTreeSet<Vec<u8>>> {
+    fn without_content(
+        &self,
+        id: CheckpointId,
+        which: PlanScope<'_>,
+    ) -> SysResult<BTreeSet<Vec<u8>>> {
         let mut spared = BTreeSet::new();
         if !self.timeline().dropped.shows(id) {
             return Ok(spared);
         }
         for DroppedPath { path, unit, .. } in self.dropped_paths(id)? {
             let asked: Vec<Vec<u8>> = match which {
-                Which::Below([]) => vec![unit],
+                PlanScope::Below([]) => vec![unit],
                 // For a path inside the unit only that path counts.
-                Which::Below(paths) => {
+                PlanScope::Below(paths) => {
                     let inside = paths
                         .iter()
                         .filter(|asked| {
@@ -209,7 +213,7 @@ impl Restorer<'_> {
                         )
                         .collect()
                 }
-                Which::Only(paths) => paths
+                PlanScope::Only(paths) => paths
                     .iter()
                     .filter(|asked| **asked == path)
                     .cloned()
@@ -236,9 +240,9 @@ mod tests {
 
     #[test]
     fn what_is_left_alone_is_not_told_as_changed() {
-        let spared = Spared {
+        let spared = ExcludedPaths {
             all: BTreeSet::from([b"a/target".to_vec()]),
-            ..Spared::default()
+            ..ExcludedPaths::default()
         };
         assert!(
             spared.covers(b"a/target")

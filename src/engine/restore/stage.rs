@@ -13,15 +13,15 @@ use super::super::Engine;
 use super::super::api::Times;
 use super::super::api::VerbResult;
 use super::super::requester::Requester;
-use super::plan::Plan;
+use super::plan::RestorePlan;
 use super::threads;
-use super::want::{Opened, Want};
+use super::want::{DesiredContent, DesiredInodes};
 use crate::history::present::Trail;
-use crate::live::{Change, STAGED_PREFIX, Staged, Wanted};
+use crate::live::{ChangeCtx, InodeSpec, STAGED_PREFIX, Staged};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
-use crate::tree::plan::Content;
+use crate::tree::plan::InodeAction;
 
 /// Inodes created between two checks for cancellation.
 const AT_ONCE: usize = 1024;
@@ -57,7 +57,12 @@ impl<'a> Stage<'a> {
 
     /// Creates the inodes that a plan needs and that are not staged. Ends early if the request is
     /// cancelled. `frozen`: the tree cannot change.
-    pub(super) fn fill(&mut self, plan: &Plan, want: &dyn Want, frozen: bool) -> SysResult<()> {
+    pub(super) fn fill(
+        &mut self,
+        plan: &RestorePlan,
+        want: &dyn DesiredInodes,
+        frozen: bool,
+    ) -> SysResult<()> {
         let mut known: HashSet<Slot> = self.made.keys().copied().collect();
         let wanted = plan
             .tree
@@ -67,7 +72,7 @@ impl<'a> Stage<'a> {
             child.kind != Kind::Dir
                 && matches!(
                     plan.tree.contents.get(&child.slot),
-                    Some(Content::New) | None
+                    Some(InodeAction::New) | None
                 )
         });
         let jobs: Vec<Job<'_>> = new.filter(|(child, _)| known.insert(child.slot)).collect();
@@ -82,7 +87,7 @@ impl<'a> Stage<'a> {
 
     fn make_all(
         &mut self,
-        (plan, want): (&Plan, &dyn Want),
+        (plan, want): (&RestorePlan, &dyn DesiredInodes),
         frozen: bool,
         jobs: &[Job<'_>],
     ) -> SysResult<()> {
@@ -99,7 +104,7 @@ impl<'a> Stage<'a> {
     /// Creates an inode unless it is staged. The caller has frozen the tree.
     pub(super) fn complete(
         &mut self,
-        (plan, want): (&Plan, &dyn Want),
+        (plan, want): (&RestorePlan, &dyn DesiredInodes),
         child: Child,
         trail: &Arc<Trail>,
     ) -> SysResult<()> {
@@ -110,7 +115,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Removes an inode from the stage and adds it to the tables.
-    pub(super) fn take(&mut self, change: &Change, slot: Slot) -> SysResult<Option<Staged>> {
+    pub(super) fn take(&mut self, change: &ChangeCtx, slot: Slot) -> SysResult<Option<Staged>> {
         let Some(staged) = self.made.remove(&slot) else {
             return Ok(None);
         };
@@ -138,7 +143,7 @@ const TRIES: u32 = 100;
 /// Creates an inode in the desired state; `None`: it must wait for the freeze.
 fn make(
     engine: &Engine,
-    (plan, want): (&Plan, &dyn Want),
+    (plan, want): (&RestorePlan, &dyn DesiredInodes),
     child: Child,
     trail: &Arc<Trail>,
     frozen: bool,
@@ -152,7 +157,7 @@ fn make(
     for _ in 0..TRIES {
         let opened = match child.kind {
             Kind::File => want.open(trail, frozen)?,
-            _ => Some(Opened {
+            _ => Some(DesiredContent {
                 file: None,
                 still: true,
             }),
@@ -160,7 +165,7 @@ fn make(
         let Some(opened) = opened else {
             return Ok(None);
         };
-        let wanted = Wanted {
+        let wanted = InodeSpec {
             attr: &attr,
             xattrs: &xattrs,
             source: opened.file.as_ref(),

@@ -9,7 +9,7 @@ use crate::store::ids::{Name, Slot};
 
 /// The entries and inodes to invalidate in the kernel's caches after a restore.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Stale {
+pub(in crate::engine) struct StaleEntries {
     pub(in crate::engine) names: Vec<(Slot, Name)>,
     pub(in crate::engine) nodes: Vec<Slot>,
     /// Names of inodes that the kernel has cached and that are no longer in the tree, children
@@ -19,9 +19,9 @@ pub(in crate::engine) struct Stale {
     pub(in crate::engine) attrs_changed: Vec<Slot>,
 }
 
-impl Stale {
+impl StaleEntries {
     /// Removes duplicates: the invalidation of a name with its dead inode includes the name.
-    pub(in crate::engine) fn without_twice(mut self) -> Stale {
+    pub(in crate::engine) fn without_twice(mut self) -> StaleEntries {
         let dead: HashSet<(Slot, &Name)> = self
             .dead
             .iter()
@@ -38,7 +38,7 @@ impl Stale {
 }
 
 /// The request for a restore.
-pub(in crate::engine) struct Asked<'a> {
+pub(in crate::engine) struct RestoreRequest<'a> {
     pub(in crate::engine) requester: &'a Requester,
     /// The operation that this one undoes.
     pub(in crate::engine) undoes: Option<u64>,

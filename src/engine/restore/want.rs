@@ -5,14 +5,14 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::history::present::Trail;
-use crate::history::view::{Source, View};
+use crate::history::view::{ContentLocation, View};
 use crate::store::ids::Slot;
-use crate::store::layout::merges::Birth;
+use crate::store::layout::merges::InodeBirth;
 use crate::store::record::AttrState;
 use crate::sys::{SysResult, Xattrs};
 
 /// The content of a desired file, opened.
-pub(in crate::engine) struct Opened {
+pub(in crate::engine) struct DesiredContent {
     /// `None`: the file is empty.
     pub(in crate::engine) file: Option<File>,
     /// No process can write to the file.
@@ -20,7 +20,7 @@ pub(in crate::engine) struct Opened {
 }
 
 /// The source of desired inodes. Used by several threads.
-pub(in crate::engine) trait Want: Sync {
+pub(in crate::engine) trait DesiredInodes: Sync {
     /// Returns the desired attributes.
     ///
     /// # Errors
@@ -30,15 +30,15 @@ pub(in crate::engine) trait Want: Sync {
     /// Returns the desired extended attributes.
     ///
     /// # Errors
-    /// As [`Want::attr`].
+    /// As [`DesiredInodes::attr`].
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
 
     /// Opens the content of a regular file. `None`: the content can change until the tree is
     /// frozen, and `frozen` is false.
     ///
     /// # Errors
-    /// As [`Want::attr`].
-    fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<Opened>>;
+    /// As [`DesiredInodes::attr`].
+    fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<DesiredContent>>;
 
     /// Returns the path to an inode that exists and stays, in the live tree before any change.
     fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
@@ -50,7 +50,7 @@ pub(in crate::engine) trait Want: Sync {
     ///
     /// # Errors
     /// Errors of stat.
-    fn made(&self, _wanted: Slot, _born: &dyn Fn() -> SysResult<Birth>) -> SysResult<()> {
+    fn made(&self, _wanted: Slot, _born: &dyn Fn() -> SysResult<InodeBirth>) -> SysResult<()> {
         Ok(())
     }
 
@@ -58,13 +58,13 @@ pub(in crate::engine) trait Want: Sync {
     /// caller opens it again.
     ///
     /// # Errors
-    /// As [`Want::attr`].
-    fn was_so(&self, _node: &Arc<Trail>, _opened: &Opened) -> SysResult<bool> {
+    /// As [`DesiredInodes::attr`].
+    fn was_so(&self, _node: &Arc<Trail>, _opened: &DesiredContent) -> SysResult<bool> {
         Ok(true)
     }
 }
 
-impl Want for View<'_> {
+impl DesiredInodes for View<'_> {
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         View::attr(self, node)
     }
@@ -73,9 +73,9 @@ impl Want for View<'_> {
         View::xattrs(self, node)
     }
 
-    fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<Opened>> {
+    fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<DesiredContent>> {
         let (from, file) = View::open(self, node)?;
-        let still = from != Source::Live;
-        Ok((still || frozen).then_some(Opened { file, still }))
+        let still = from != ContentLocation::Live;
+        Ok((still || frozen).then_some(DesiredContent { file, still }))
     }
 }

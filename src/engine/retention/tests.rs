@@ -4,9 +4,9 @@ const HOUR_NS: i64 = 3_600_000_000_000;
 const NOW_NS: i64 = 1_700_000_000_000_000_000;
 
 /// One for each hour, the last at `NOW_NS`; numbered from 1.
-fn hourly(count: u64) -> Vec<Known> {
+fn hourly(count: u64) -> Vec<RuleSubject> {
     let age = |id: u64| i64::try_from(count - id).unwrap();
-    let known = |id: u64| Known {
+    let known = |id: u64| RuleSubject {
         id: CheckpointId(id),
         made_ns: NOW_NS - age(id) * HOUR_NS,
         manual: true,
@@ -23,8 +23,8 @@ fn hourly(count: u64) -> Vec<Known> {
     (1..=count).map(known).collect()
 }
 
-fn rules_of(known: &[Known], retention: &Retention, automatic: bool) -> Vec<Vec<Rule>> {
-    let applied = Applied {
+fn rules_of(known: &[RuleSubject], retention: &Retention, automatic: bool) -> Vec<Vec<Rule>> {
+    let applied = RuleContext {
         retention,
         automatic,
         now_ns: NOW_NS,
@@ -32,7 +32,7 @@ fn rules_of(known: &[Known], retention: &Retention, automatic: bool) -> Vec<Vec<
     rules(known, applied, &TimeZone::UTC)
 }
 
-fn kept(known: &[Known], retention: &Retention) -> Vec<u64> {
+fn kept(known: &[RuleSubject], retention: &Retention) -> Vec<u64> {
     let rules = rules_of(known, retention, false);
     known
         .iter()

@@ -7,13 +7,13 @@ use super::super::foreign::{self, is_foreign};
 use super::super::listing::BATCH;
 use super::super::past::{PAST, PAST_HANDLE, PastNode};
 use super::super::request::{
-    Attr, Caller, Entry, FOR_EVER, Fh, Listed, Looked, Names, NodeId, Opened,
+    Attr, Caller, Entry, FOR_EVER, Fh, Listed, LookupResult, Names, NodeId, Opened,
 };
-use crate::live::{Handle, HandleId, IoMode, Live, Made, Make, OpenFlags, opener_word};
+use crate::live::{CreatedInode, Handle, HandleId, IoMode, Live, NewInode, OpenFlags, opener_word};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
-use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult, Xattrs};
+use crate::sys::{self, Errno, Kind, RequesterIds, Stat, SysResult, Xattrs};
 
 /// The offset after a listed `.snapshots`: no filesystem uses it.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
@@ -36,7 +36,7 @@ pub(super) fn name_of(name: &[u8]) -> SysResult<Name> {
     }
 }
 
-pub(in crate::engine) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
+pub(in crate::engine) fn open_flags(flags: i32, asker: Option<RequesterIds>) -> OpenFlags {
     // The kernel passes the architecture's values of open(2)'s flags unchanged.
     let access = flags & libc_flags::ACCMODE;
     OpenFlags {
@@ -134,7 +134,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn made(&self, made: &Made) -> Entry {
+    pub(super) fn made(&self, made: &CreatedInode) -> Entry {
         self.live_entry(made.slot, made.generation, made.stat)
     }
 
@@ -216,7 +216,7 @@ impl Engine {
     }
 
     /// `pid`: the calling thread; 0 if unknown.
-    pub(super) fn look_up(&self, pid: u32, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+    pub(super) fn look_up(&self, pid: u32, parent: NodeId, name: &[u8]) -> SysResult<LookupResult> {
         if self.serving.is_reserved(parent, name) {
             return self.snapdir.lookup_reserved(pid, name);
         }
@@ -232,10 +232,10 @@ impl Engine {
                 let look_up = || live.inodes.lookup(slot, name);
                 match live.locks.stale_names.looking_up(slot, name, look_up) {
                     Ok((slot, generation, stat)) => {
-                        Ok(Looked::Found(self.live_entry(slot, generation, stat)))
+                        Ok(LookupResult::Found(self.live_entry(slot, generation, stat)))
                     }
-                    Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
-                    Err(Errno::EXDEV) => Ok(Looked::Found(foreign::entry(self, slot, name)?)),
+                    Err(Errno::ENOENT) => Ok(LookupResult::Absent(FOR_EVER)),
+                    Err(Errno::EXDEV) => Ok(LookupResult::Found(foreign::entry(self, slot, name)?)),
                     Err(errno) => Err(errno),
                 }
             }
@@ -244,8 +244,8 @@ impl Engine {
 }
 
 /// Returns a new inode of the caller with the attributes of a symbolic link.
-pub(super) fn made_by(caller: Caller, kind: Kind) -> Make<'static> {
-    Make {
+pub(super) fn made_by(caller: Caller, kind: Kind) -> NewInode<'static> {
+    NewInode {
         kind,
         mode: 0o777,
         umask: 0,

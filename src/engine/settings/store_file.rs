@@ -57,8 +57,8 @@ impl StoreFile {
 pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
     match text_in(store, STORE_FILE) {
         Ok(text) => parse(&text, Origin::Store),
-        Err(Unread::Missing) => Ok(Settings::default()),
-        Err(Unread::Refused(message, hint)) => Err(ConfigError {
+        Err(ReadRefusal::Missing) => Ok(Settings::default()),
+        Err(ReadRefusal::Refused(message, hint)) => Err(ConfigError {
             line: 0,
             message,
             hint,
@@ -77,8 +77,8 @@ pub fn store_with(
 ) -> Result<String, ConfigError> {
     match text_in(store, STORE_FILE) {
         Ok(text) => text_with(&text, Origin::Store, key, value),
-        Err(Unread::Missing) => text_with("", Origin::Store, key, value),
-        Err(Unread::Refused(message, hint)) => Err(ConfigError {
+        Err(ReadRefusal::Missing) => text_with("", Origin::Store, key, value),
+        Err(ReadRefusal::Refused(message, hint)) => Err(ConfigError {
             line: 0,
             message,
             hint,
@@ -102,18 +102,18 @@ pub fn text_with(
 }
 
 /// Reason why the file has no text.
-enum Unread {
+enum ReadRefusal {
     Missing,
     Refused(String, Option<String>),
 }
 
-fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
+fn text_in(dir: impl AsFd, name: &str) -> Result<String, ReadRefusal> {
     let refused = |message: &str, hint: Option<&str>| {
-        Unread::Refused(message.to_owned(), hint.map(str::to_owned))
+        ReadRefusal::Refused(message.to_owned(), hint.map(str::to_owned))
     };
     let failed = |errno: Errno| match errno {
-        Errno::ENOENT => Unread::Missing,
-        errno => Unread::Refused(format!("it cannot be read: {errno}"), None),
+        Errno::ENOENT => ReadRefusal::Missing,
+        errno => ReadRefusal::Refused(format!("it cannot be read: {errno}"), None),
     };
     let before = sys::stat_at(&dir, name.as_bytes()).map_err(failed)?;
     if before.kind != Kind::File {
@@ -128,7 +128,7 @@ fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
         )
     })?;
     if stat.kind != Kind::File || stat.size > FILE_BYTES_MAX {
-        return Err(Unread::Refused(
+        return Err(ReadRefusal::Refused(
             format!("it is not a regular file of at most {FILE_BYTES_MAX} bytes"),
             None,
         ));

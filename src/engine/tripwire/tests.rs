@@ -17,7 +17,7 @@ fn destroy(
     next_id: &mut u64,
     session: impl Fn(u32) -> Option<i32>,
 ) -> Vec<CheckpointId> {
-    if let Before::Mark { in_burst } = tripwire.before(pid, now) {
+    if let BeforeAction::Mark { in_burst } = tripwire.before(pid, now) {
         if in_burst.is_some_and(|burst| burst == session(pid)) {
             tripwire.joins(pid);
         } else {
@@ -50,7 +50,7 @@ fn a_burst_keeps_the_mark_before_its_first_operation() {
     }
     assert_eq!(
         (id, tripwire.decide(at(5000))),
-        (1, Decision::default()),
+        (1, MarkDecision::default()),
         "one mark, and it stays"
     );
 }
@@ -65,7 +65,7 @@ fn a_few_operations_are_no_burst_and_the_mark_is_taken_back_when_it_is_quiet() {
     assert_eq!(id, 1, "who goes on needs no other mark");
     assert_eq!(tripwire.decide(at(3500)).take_back, []);
     assert_eq!(tripwire.decide(at(4000)).take_back, [CheckpointId(1)]);
-    assert_eq!(tripwire.decide(at(4001)), Decision::default());
+    assert_eq!(tripwire.decide(at(4001)), MarkDecision::default());
     destroy(&tripwire, 7, at(5000), &mut id, |_| Some(1));
     assert_eq!(id, 2, "after a quiet while there is another");
 }
@@ -81,7 +81,10 @@ fn files_that_were_edited_count_for_several_once_each() {
         Instant::now(),
     );
     let at = |ms: u64| start + Duration::from_millis(ms);
-    assert_eq!(tripwire.before(7, at(0)), Before::Mark { in_burst: None });
+    assert_eq!(
+        tripwire.before(7, at(0)),
+        BeforeAction::Mark { in_burst: None }
+    );
     tripwire.marked(
         7,
         Some(CheckpointId(1)),

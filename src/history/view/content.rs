@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::dropped::DROPPED;
 use super::super::present::{Trail, at_rest};
-use super::super::state::State;
+use super::super::state::TreeState;
 use super::View;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::store::record::DataState;
@@ -19,7 +19,7 @@ const MOVE_PAUSE: Duration = Duration::from_micros(100);
 const MOVE_WAITS_MAX: u32 = 50_000;
 /// Location of the content of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ContentLocation {
     /// An object in the store.
     Object(ObjectId),
     /// No content: the file was empty.
@@ -31,14 +31,14 @@ pub enum Source {
 }
 
 impl View<'_> {
-    /// Returns the current location of the content of a regular file. [`Source::Live`] is valid
+    /// Returns the current location of the content of a regular file. [`ContentLocation::Live`] is valid
     /// only until the file changes.
     ///
     /// # Errors
     /// EIO if the record is damaged.
-    pub fn source(&self, slot: Slot) -> SysResult<Source> {
-        let State::At(id) = self.state else {
-            return Ok(Source::Live);
+    pub fn source(&self, slot: Slot) -> SysResult<ContentLocation> {
+        let TreeState::At(id) = self.state else {
+            return Ok(ContentLocation::Live);
         };
         Ok(
             match self
@@ -50,14 +50,14 @@ impl View<'_> {
                 Some(DataState {
                     object: Some(object),
                     ..
-                }) => Source::Object(object),
+                }) => ContentLocation::Object(object),
                 Some(DataState {
                     object: None,
                     size: 0,
                     ..
-                }) => Source::Empty,
-                Some(DataState { object: None, .. }) => Source::Lost,
-                None => Source::Live,
+                }) => ContentLocation::Empty,
+                Some(DataState { object: None, .. }) => ContentLocation::Lost,
+                None => ContentLocation::Live,
             },
         )
     }
@@ -67,39 +67,39 @@ impl View<'_> {
     ///
     /// # Errors
     /// As [`View::child`]; EIO if the object is not in the store.
-    pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
+    pub fn open(&self, node: &Arc<Trail>) -> SysResult<(ContentLocation, Option<File>)> {
         self.check_content_served(node)?;
         let mut waits = 0;
         loop {
             match self.source(node.slot)? {
-                Source::Empty => return Ok((Source::Empty, None)),
-                Source::Lost => {
-                    if let State::At(id) = self.state {
+                ContentLocation::Empty => return Ok((ContentLocation::Empty, None)),
+                ContentLocation::Lost => {
+                    if let TreeState::At(id) = self.state {
                         self.timeline
                             .losses
                             .meet_unseen(node.path(), Kind::File, id);
                     }
                     return Err(Errno::EIO);
                 }
-                Source::Object(object) => {
+                ContentLocation::Object(object) => {
                     if self.timeline.dropped.is_dropped(object)? {
                         return Err(DROPPED);
                     }
                     if let Some(file) = self.timeline.open_object(object)? {
                         self.check_whole(node, object, &file)?;
-                        return Ok((Source::Object(object), Some(file)));
+                        return Ok((ContentLocation::Object(object), Some(file)));
                     }
                     // The record precedes the move of the inode into the layer, and an unneeded
                     // capture is removed after its record. No epoch is closed between a record and
                     // its move, so a closed epoch needs no wait.
                     let moving = object.origin == ObjectOrigin::Moved
                         && object.epoch == self.timeline.epochs.epoch();
-                    if self.source(node.slot)? == Source::Object(object)
+                    if self.source(node.slot)? == ContentLocation::Object(object)
                         && !self.timeline.dropped.is_dropped(object)?
                     {
                         // Its checkpoint was freed after the view was opened: versions are removed
                         // after that is recorded.
-                        if let State::At(id) = self.state
+                        if let TreeState::At(id) = self.state
                             && !self.timeline.catalogue.is_stored(id)
                         {
                             return Err(Errno::ESTALE);
@@ -112,10 +112,10 @@ impl View<'_> {
                         std::thread::sleep(MOVE_PAUSE);
                     }
                 }
-                Source::Live => {
+                ContentLocation::Live => {
                     let opened = at_rest(self.present, || self.present.open(node));
-                    if self.source(node.slot)? == Source::Live {
-                        return Ok((Source::Live, Some(opened?)));
+                    if self.source(node.slot)? == ContentLocation::Live {
+                        return Ok((ContentLocation::Live, Some(opened?)));
                     }
                 }
             }
@@ -127,7 +127,7 @@ impl View<'_> {
     /// # Errors
     /// EIO.
     pub(in crate::history) fn check_content_served(&self, node: &Arc<Trail>) -> SysResult<()> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return Ok(());
         };
         let data = self.timeline.lookup.data_at(node.slot, id)?;
@@ -140,7 +140,7 @@ impl View<'_> {
     /// # Errors
     /// As [`View::open`].
     pub fn check_open(&self, node: &Arc<Trail>) -> SysResult<()> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return self.open(node).map(drop);
         };
         if let Some(data) = self.timeline.lookup.data_at(node.slot, id)?
@@ -161,7 +161,7 @@ impl View<'_> {
     /// Rejects an object of another size than captured: the power was cut before a copy was
     /// complete on disk.
     fn check_whole(&self, node: &Arc<Trail>, object: ObjectId, file: &File) -> SysResult<()> {
-        let State::At(id) = self.state else {
+        let TreeState::At(id) = self.state else {
             return Ok(());
         };
         let Some(data) = self
@@ -195,10 +195,10 @@ impl View<'_> {
     /// # Errors
     /// EIO if a record is damaged, or the file was changed without a record.
     pub fn still_live(&self, node: &Arc<Trail>, file: Option<&File>) -> SysResult<bool> {
-        if self.source(node.slot)? != Source::Live {
+        if self.source(node.slot)? != ContentLocation::Live {
             return Ok(false);
         }
-        let (State::At(id), Some(file)) = (self.state, file) else {
+        let (TreeState::At(id), Some(file)) = (self.state, file) else {
             return Ok(true);
         };
         let ctime = self.present.ctime_of(node, file)?;
@@ -221,7 +221,7 @@ impl View<'_> {
 #[derive(Debug)]
 pub struct OpenContent {
     node: Arc<Trail>,
-    open: Mutex<(Source, Option<Arc<File>>)>,
+    open: Mutex<(ContentLocation, Option<Arc<File>>)>,
 }
 
 impl OpenContent {
@@ -259,15 +259,17 @@ impl OpenContent {
     fn with_source<T>(
         &self,
         view: &View<'_>,
-        with: impl Fn(Source, Option<&File>) -> SysResult<T>,
+        with: impl Fn(ContentLocation, Option<&File>) -> SysResult<T>,
     ) -> SysResult<T> {
         loop {
             let (source, file) = self.open.lock().clone();
             // Checked before as well: a captured live file may be locked by its writer, which may
             // wait for this request.
-            if source != Source::Live || view.still_live(&self.node, file.as_deref())? {
+            if source != ContentLocation::Live || view.still_live(&self.node, file.as_deref())? {
                 let answer = with(source, file.as_deref());
-                if source != Source::Live || view.still_live(&self.node, file.as_deref())? {
+                if source != ContentLocation::Live
+                    || view.still_live(&self.node, file.as_deref())?
+                {
                     return answer;
                 }
             }
@@ -287,7 +289,7 @@ impl OpenContent {
             };
             let mut buffer = vec![0_u8; size as usize];
             let filled = match source {
-                Source::Live => sys::read_unlocked_at(file, &mut buffer, offset)?,
+                ContentLocation::Live => sys::read_unlocked_at(file, &mut buffer, offset)?,
                 _ => sys::read_full_at(file, &mut buffer, offset)?,
             };
             buffer.truncate(filled);

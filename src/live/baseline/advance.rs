@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::Baselines;
+use super::BaselineUpdate;
 use crate::history::present::Trail;
-use crate::history::since::Since;
+use crate::history::since::ChangedSince;
 use crate::live::inodes::{at_place, is_elsewhere, names_of, target_of_fd};
-use crate::live::kept::Keeper;
+use crate::live::kept::ContentSaver;
 use crate::live::nodes::generation_of;
 use crate::store::Address;
-use crate::store::baseline::{Baseline, Node};
+use crate::store::baseline::{Baseline, BaselineNode};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -24,11 +24,11 @@ use crate::sys::{self, Errno, Kind, SysResult};
 /// Number of changes above which a walk is as cheap and needs less memory.
 const CHANGES_MAX: usize = 300_000;
 
-struct Advance<'a> {
-    baselines: &'a Baselines,
+struct IncrementalUpdate<'a> {
+    baselines: &'a BaselineUpdate,
     baseline: Baseline,
-    since: Since,
-    keeper: Option<&'a Keeper<'a>>,
+    since: ChangedSince,
+    keeper: Option<&'a ContentSaver<'a>>,
     /// The tree is served.
     served: bool,
     /// Inodes already read.
@@ -37,7 +37,7 @@ struct Advance<'a> {
     walked: HashSet<Slot>,
 }
 
-impl Baselines {
+impl BaselineUpdate {
     /// Updates the baseline so that it is valid while the journal ends at `end`. Without `end` the
     /// tree is served. Returns the approximate number of files in the old baseline. Returns `None`
     /// if no usable baseline exists and a walk is required.
@@ -47,7 +47,7 @@ impl Baselines {
     pub(in crate::live) fn advance_baseline(
         &self,
         end: Option<Address>,
-        keeper: Option<&Keeper<'_>>,
+        keeper: Option<&ContentSaver<'_>>,
     ) -> SysResult<Option<u64>> {
         let layout = &self.timeline.store().layout;
         let Some(since) = self.timeline.baseline.changed_since() else {
@@ -65,7 +65,7 @@ impl Baselines {
             return Ok(None);
         }
         let files = baseline.files().unwrap_or(0);
-        let mut advance = Advance {
+        let mut advance = IncrementalUpdate {
             baselines: self,
             baseline,
             since,
@@ -136,7 +136,7 @@ impl Baselines {
         let mut open = VecDeque::from([(Trail::root(), baseline.root()?)]);
         while let Some((trail, node)) = open.pop_front() {
             let fd = self.inodes.dir(&trail)?;
-            let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
+            let mut known: BTreeMap<Name, BaselineNode> = match baseline.names(&node) {
                 Ok(names) => names.into_iter().collect(),
                 Err(error) => {
                     wrong.push(format!("{}: {error}", path(&trail)));
@@ -164,7 +164,7 @@ impl Baselines {
     }
 }
 
-impl Advance<'_> {
+impl IncrementalUpdate<'_> {
     fn all(&mut self) -> SysResult<()> {
         let names = std::mem::take(&mut self.since.names);
         self.doubt_old(&names)?;
@@ -220,7 +220,13 @@ impl Advance<'_> {
     }
 
     /// Updates an entry and its inode. Returns `true` for a directory that must be walked.
-    fn put_at(&mut self, dir: Slot, fd: &OwnedFd, name: &Name, node: &Node) -> SysResult<bool> {
+    fn put_at(
+        &mut self,
+        dir: Slot,
+        fd: &OwnedFd,
+        name: &Name,
+        node: &BaselineNode,
+    ) -> SysResult<bool> {
         self.baseline
             .changes
             .put_name(dir, name, Some(node.child))?;
@@ -233,7 +239,7 @@ impl Advance<'_> {
             && self.walked.insert(node.child.slot))
     }
 
-    fn put(&mut self, node: &Node) -> SysResult<()> {
+    fn put(&mut self, node: &BaselineNode) -> SysResult<()> {
         self.seen.insert(node.child.slot);
         if self.baseline.changes.len() > CHANGES_MAX {
             return Err(Errno::EFBIG);
@@ -242,7 +248,7 @@ impl Advance<'_> {
     }
 
     /// Returns whether the baseline has the names of this directory, except for recorded changes.
-    fn knows(&self, node: &Node) -> SysResult<bool> {
+    fn knows(&self, node: &BaselineNode) -> SysResult<bool> {
         let (slot, generation) = (node.child.slot, generation_of(&node.attr.stat));
         if generation == 0 || self.since.unsure.contains(&slot) {
             return Ok(false);
@@ -251,7 +257,7 @@ impl Advance<'_> {
     }
 
     /// Adds all contents of a new directory.
-    fn walk(&mut self, trail: Arc<Trail>, node: &Node) -> SysResult<()> {
+    fn walk(&mut self, trail: Arc<Trail>, node: &BaselineNode) -> SysResult<()> {
         let mut open = VecDeque::from([(trail, generation_of(&node.attr.stat))]);
         while let Some((trail, generation)) = open.pop_front() {
             let fd = match self.baselines.inodes.dir(&trail) {
@@ -306,7 +312,7 @@ impl Advance<'_> {
             return Ok(());
         }
         let target = target_of_fd(&stat, &fd)?;
-        let node = Node {
+        let node = BaselineNode {
             child: Child {
                 slot,
                 kind: stat.kind,
@@ -328,8 +334,8 @@ impl Advance<'_> {
 
 /// Compares all fields except the access time and block count, which change without a change of the
 /// file.
-fn is_other(now: &Node, then: &Node) -> bool {
-    let same = |node: &Node| {
+fn is_other(now: &BaselineNode, then: &BaselineNode) -> bool {
+    let same = |node: &BaselineNode| {
         let mut stat = node.attr.stat;
         (stat.atime, stat.blocks) = (stat.mtime, 0);
         (

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::super::attrs::NewAttrs;
-use super::super::change::Change;
-use super::Baselines;
+use super::super::attrs::AttrChange;
+use super::super::change::ChangeCtx;
+use super::BaselineUpdate;
 use crate::history::absence::is_ahead;
 use crate::history::present::Trail;
 use crate::sys::{self, SetTime, Stat};
 
-impl Baselines {
+impl BaselineUpdate {
     /// Updates a ctime that is later than now, so that later checkpoints are newer than the last
     /// change of the inode. The update is recorded like any change of attributes; the access time
     /// stays the same. `settles`: no process changes the backing directory directly. The record
@@ -19,10 +19,10 @@ impl Baselines {
         if !settles || !is_ahead(stat.ctime) {
             return;
         }
-        let (trail, change) = (trail(), Change::default());
-        let same = NewAttrs {
+        let (trail, change) = (trail(), ChangeCtx::default());
+        let same = AttrChange {
             atime: Some(SetTime::At(stat.atime)),
-            ..NewAttrs::default()
+            ..AttrChange::default()
         };
         let set = || self.attrs.set_attr(&change, &trail, None, &same);
         if let Err(errno) = sys::awake(set) {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::Files;
-use crate::live::change::Change;
+use crate::live::change::ChangeCtx;
 use crate::live::handles::{Handle, HandleId, OpenFlags};
 use crate::live::nodes::IoMode;
 use crate::store::ids::Slot;
@@ -20,7 +20,7 @@ impl Files {
     /// content to another backing inode, which a passthrough handle would not follow.
     pub(super) fn open_inherited(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         slot: Slot,
         flags: OpenFlags,
     ) -> SysResult<Option<(HandleId, Arc<Handle>)>> {

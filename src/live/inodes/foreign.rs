@@ -11,12 +11,12 @@ use crate::sys::lock::Mutex;
 
 /// The names found so far. The mutex is a leaf.
 #[derive(Default)]
-pub(super) struct Foreign {
+pub(super) struct ForeignNames {
     count: AtomicUsize,
     names: Mutex<HashSet<Place>>,
 }
 
-impl Foreign {
+impl ForeignNames {
     /// Records whether a name leads to another filesystem.
     pub(super) fn note(&self, dir: Slot, name: &Name, is_foreign: bool) {
         if !is_foreign && self.count.load(Ordering::Relaxed) == 0 {

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, Through, device_below, hides};
-use super::{At, Inodes};
+use super::super::through::{BranchState, HIDDEN_PREFIX, device_below, hides};
+use super::{Inodes, NodeRef};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
-use crate::history::view::{OpenContent, Source, View};
+use crate::history::view::{ContentLocation, OpenContent, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, Place};
@@ -28,17 +28,17 @@ const AFTER_DOTS: u64 = 2;
 const OWN_OFFSET: u64 = 1 << 61;
 
 /// Entries of a directory, and whether they are the last.
-type Listing = (Vec<(DirEntry, Child)>, bool);
+type DirListing = (Vec<(DirEntry, Child)>, bool);
 
 /// The inherited part of a branch. For a tree that is not a branch all queries are negative.
 #[derive(Clone, Copy)]
-pub(in crate::live) struct Inheritance<'a> {
+pub(in crate::live) struct InheritedPart<'a> {
     pub(super) inodes: &'a Inodes,
 }
 
 /// An inherited inode: its place in the branch, and its path in the base.
 #[derive(Debug)]
-pub(in crate::live) struct Inherited {
+pub(in crate::live) struct InheritedInode {
     pub(in crate::live) place: Place,
     pub(in crate::live) way: Arc<Trail>,
 }
@@ -85,13 +85,13 @@ impl Inodes {
     }
 
     /// Returns the inherited part of the tree.
-    pub(in crate::live) fn base(&self) -> Inheritance<'_> {
-        Inheritance { inodes: self }
+    pub(in crate::live) fn base(&self) -> InheritedPart<'_> {
+        InheritedPart { inodes: self }
     }
 }
 
-impl<'a> Inheritance<'a> {
-    pub(in crate::live) fn through(self) -> Option<&'a Arc<Through>> {
+impl<'a> InheritedPart<'a> {
+    pub(in crate::live) fn through(self) -> Option<&'a Arc<BranchState>> {
         self.inodes.through.as_ref()
     }
 
@@ -108,7 +108,7 @@ impl<'a> Inheritance<'a> {
     ///
     /// # Errors
     /// ESTALE: it is not found, or was removed.
-    pub(in crate::live) fn inherited(self, at: At<'_>) -> SysResult<Vec<Inherited>> {
+    pub(in crate::live) fn inherited(self, at: NodeRef<'_>) -> SysResult<Vec<InheritedInode>> {
         let Some(through) = self.inodes.through.as_ref() else {
             return Ok(Vec::new());
         };
@@ -139,7 +139,7 @@ impl<'a> Inheritance<'a> {
         let mut found = Vec::with_capacity(steps.len());
         for (slot, place) in steps.into_iter().rev() {
             way = way.step(&place.name, slot);
-            found.push(Inherited {
+            found.push(InheritedInode {
                 place,
                 way: Arc::clone(&way),
             });
@@ -147,7 +147,7 @@ impl<'a> Inheritance<'a> {
         Ok(found)
     }
 
-    fn inherited_place(self, at: At<'_>) -> SysResult<Place> {
+    fn inherited_place(self, at: NodeRef<'_>) -> SysResult<Place> {
         if let Some(place) = self.inodes.known_place(at.slot) {
             return Ok(place);
         }
@@ -161,11 +161,11 @@ impl<'a> Inheritance<'a> {
     /// Returns the path of an inherited inode in the base; `None` if it is own.
     ///
     /// # Errors
-    /// As [`Inheritance::inherited`].
+    /// As [`InheritedPart::inherited`].
     pub(in crate::live) fn base_way(
         self,
-        at: At<'_>,
-    ) -> SysResult<Option<(&'a Through, Arc<Trail>)>> {
+        at: NodeRef<'_>,
+    ) -> SysResult<Option<(&'a BranchState, Arc<Trail>)>> {
         let Some(through) = self.inodes.through.as_deref() else {
             return Ok(None);
         };
@@ -191,11 +191,11 @@ impl<'a> Inheritance<'a> {
     /// no such directory exists.
     ///
     /// # Errors
-    /// As [`Inheritance::inherited`].
+    /// As [`InheritedPart::inherited`].
     pub(in crate::live) fn looks_through(
         self,
-        dir: At<'_>,
-    ) -> SysResult<Option<(&'a Through, Arc<Trail>)>> {
+        dir: NodeRef<'_>,
+    ) -> SysResult<Option<(&'a BranchState, Arc<Trail>)>> {
         if let Some((through, way)) = self.base_way(dir)? {
             through.keep_way(&way);
             return Ok(Some((through, way)));
@@ -213,7 +213,7 @@ impl<'a> Inheritance<'a> {
     /// Those of the view.
     pub(in crate::live) fn child_of_base(
         self,
-        dir: At<'_>,
+        dir: NodeRef<'_>,
         name: &Name,
     ) -> SysResult<Option<Child>> {
         match self.looks_through(dir)? {
@@ -226,7 +226,7 @@ impl<'a> Inheritance<'a> {
     /// `true` if a whiteout hides the name.
     pub(super) fn own_child(
         self,
-        dir: At<'_>,
+        dir: NodeRef<'_>,
         name: &Name,
     ) -> SysResult<Result<(Child, Stat), bool>> {
         if self.is_inherited(dir.slot) {
@@ -249,7 +249,7 @@ impl<'a> Inheritance<'a> {
     /// As `Present::child`, for a branch.
     pub(in crate::live) fn child_through(
         self,
-        dir: At<'_>,
+        dir: NodeRef<'_>,
         name: &Name,
     ) -> SysResult<Option<Child>> {
         match self.own_child(dir, name)? {
@@ -260,7 +260,11 @@ impl<'a> Inheritance<'a> {
     }
 
     /// As [`Inodes::stat_child`], for a branch.
-    pub(super) fn stat_through(self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
+    pub(super) fn stat_through(
+        self,
+        dir: NodeRef<'_>,
+        name: &Name,
+    ) -> SysResult<Option<(Child, Stat)>> {
         match self.own_child(dir, name)? {
             Ok(found) => Ok(Some(found)),
             Err(true) => Ok(None),
@@ -283,7 +287,7 @@ impl<'a> Inheritance<'a> {
     }
 
     /// Returns the attributes of an inherited inode; `None` if it is own.
-    pub(super) fn attr_of_base(self, at: At<'_>) -> SysResult<Option<AttrState>> {
+    pub(super) fn attr_of_base(self, at: NodeRef<'_>) -> SysResult<Option<AttrState>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -293,7 +297,7 @@ impl<'a> Inheritance<'a> {
     }
 
     /// Returns the extended attributes of an inherited inode, sorted by name; `None` if it is own.
-    pub(in crate::live) fn xattrs_of_base(self, at: At<'_>) -> SysResult<Option<Xattrs>> {
+    pub(in crate::live) fn xattrs_of_base(self, at: NodeRef<'_>) -> SysResult<Option<Xattrs>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -340,7 +344,7 @@ impl<'a> Inheritance<'a> {
     /// Those of the view; EINVAL if it is not a regular file.
     pub(in crate::live) fn open_content(
         self,
-        at: At<'_>,
+        at: NodeRef<'_>,
     ) -> SysResult<Option<(OpenContent, Stat)>> {
         let Some((through, way, stat)) = self.file_of_base(at)? else {
             return Ok(None);
@@ -350,7 +354,10 @@ impl<'a> Inheritance<'a> {
     }
 
     /// Returns path in the base and attributes of an inherited regular file; `None` if it is own.
-    fn file_of_base(self, at: At<'_>) -> SysResult<Option<(&'a Through, Arc<Trail>, Stat)>> {
+    fn file_of_base(
+        self,
+        at: NodeRef<'_>,
+    ) -> SysResult<Option<(&'a BranchState, Arc<Trail>, Stat)>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -376,7 +383,7 @@ impl<'a> Inheritance<'a> {
     ///
     /// # Errors
     /// Those of the view; EBUSY: the parent keeps changing the file.
-    pub(super) fn open_inherited(self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
+    pub(super) fn open_inherited(self, at: NodeRef<'_>) -> SysResult<Option<(File, Stat)>> {
         let Some((through, way, stat)) = self.file_of_base(at)? else {
             return Ok(None);
         };
@@ -384,8 +391,8 @@ impl<'a> Inheritance<'a> {
         for _ in 0..COPIES_MAX {
             let (source, file) = view.open(&way)?;
             let copied = match (source, file) {
-                (Source::Object(_), Some(file)) => return Ok(Some((file, stat))),
-                (Source::Live, Some(file)) => {
+                (ContentLocation::Object(_), Some(file)) => return Ok(Some((file, stat))),
+                (ContentLocation::Live, Some(file)) => {
                     let copied = self.copied_aside(&through.aside, Some((&file, stat.size)));
                     if !view.still_live(&way, Some(&file))? {
                         continue;
@@ -427,10 +434,10 @@ impl<'a> Inheritance<'a> {
     /// depend on the other names.
     pub(super) fn list_through(
         self,
-        at: At<'_>,
+        at: NodeRef<'_>,
         from: u64,
         count: usize,
-    ) -> SysResult<Option<Listing>> {
+    ) -> SysResult<Option<DirListing>> {
         let Some((through, way)) = self.looks_through(at)? else {
             return Ok(None);
         };
@@ -472,7 +479,7 @@ impl<'a> Inheritance<'a> {
     /// Returns the branch's own names in a directory, with their targets; `None` for a whiteout.
     pub(in crate::live) fn own_names(
         self,
-        at: At<'_>,
+        at: NodeRef<'_>,
     ) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
         let mut names = HashMap::new();
         if self.is_inherited(at.slot) {

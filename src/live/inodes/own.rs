@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, Mark, hides, tells_mark};
-use super::{At, Found, Inheritance};
-use crate::history::present::{Present, Trail};
+use super::super::through::{HIDDEN_PREFIX, OriginMark, hides, tells_mark};
+use super::{FoundInode, InheritedPart, NodeRef};
+use crate::history::present::{LiveTree, Trail};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::Place;
@@ -16,9 +16,9 @@ use crate::sys::{self, Errno, Kind, RenameMode, SetTime, Stat, SysResult, XattrM
 /// Inodes that their owner, who is not root, may not read, made readable temporarily; with the mode
 /// to restore.
 #[derive(Default)]
-struct Opened(Vec<(OwnedFd, u32)>);
+struct TemporaryModes(Vec<(OwnedFd, u32)>);
 
-impl Opened {
+impl TemporaryModes {
     fn open(&mut self, dir: &OwnedFd, name: &[u8], stat: &Stat) -> SysResult<()> {
         let needed = match stat.kind {
             Kind::Dir => 0o500,
@@ -35,7 +35,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for TemporaryModes {
     fn drop(&mut self) {
         // A directory after its contents.
         for (fd, mode) in self.0.iter().rev() {
@@ -45,7 +45,7 @@ impl Drop for Opened {
     }
 }
 
-impl Inheritance<'_> {
+impl InheritedPart<'_> {
     /// Returns whether a name of an own directory is a whiteout.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Inheritance<'_> {
     ///
     /// # Errors
     /// Those of the view.
-    pub(in crate::live) fn must_hide(self, dir: At<'_>, name: &Name) -> SysResult<bool> {
+    pub(in crate::live) fn must_hide(self, dir: NodeRef<'_>, name: &Name) -> SysResult<bool> {
         Ok(self.child_of_base(dir, name)?.is_some())
     }
 
@@ -75,7 +75,7 @@ impl Inheritance<'_> {
     /// EEXIST; EPERM for names that a branch reserves.
     pub(in crate::live) fn check_free(
         self,
-        dir: At<'_>,
+        dir: NodeRef<'_>,
         fd: &OwnedFd,
         name: &Name,
     ) -> SysResult<()> {
@@ -133,7 +133,7 @@ impl Inheritance<'_> {
     ///
     /// # Errors
     /// Those of finding it, and of link(2).
-    pub(in crate::live) fn keep_mark(self, at: At<'_>, mode: u32) -> SysResult<()> {
+    pub(in crate::live) fn keep_mark(self, at: NodeRef<'_>, mode: u32) -> SysResult<()> {
         let Some(through) = self.inodes.through.as_ref() else {
             return Ok(());
         };
@@ -145,7 +145,7 @@ impl Inheritance<'_> {
     }
 
     /// Finds an own inode whose remaining names are all in the base.
-    pub(super) fn found_by_link(self, slot: Slot) -> SysResult<Option<Found>> {
+    pub(super) fn found_by_link(self, slot: Slot) -> SysResult<Option<FoundInode>> {
         let Some(through) = self.inodes.through.as_ref() else {
             return Ok(None);
         };
@@ -154,19 +154,21 @@ impl Inheritance<'_> {
         };
         let dir = Arc::clone(through.links());
         let stat = sys::stat_at(&dir, name.as_bytes())?;
-        Ok((self.inodes.slot_of(&stat) == Ok(slot)).then_some(Found {
-            parent: Slot::STAGING,
-            dir,
-            name,
-            stat,
-        }))
+        Ok(
+            (self.inodes.slot_of(&stat) == Ok(slot)).then_some(FoundInode {
+                parent: Slot::STAGING,
+                dir,
+                name,
+                stat,
+            }),
+        )
     }
 
     /// Returns a name of an own inode that exists only in the base.
     ///
     /// # Errors
     /// ESTALE: no such name is known.
-    pub(super) fn place_in_base(self, at: At<'_>) -> SysResult<Place> {
+    pub(super) fn place_in_base(self, at: NodeRef<'_>) -> SysResult<Place> {
         for place in self.inodes.places(at) {
             let child = self.child_through(place.parent.into(), &place.name)?;
             if child.is_some_and(|child| child.slot == at.slot) {
@@ -181,7 +183,7 @@ impl Inheritance<'_> {
     ///
     /// # Errors
     /// Those of the view.
-    pub(in crate::live) fn is_left(self, dir: At<'_>, name: &Name) -> SysResult<bool> {
+    pub(in crate::live) fn is_left(self, dir: NodeRef<'_>, name: &Name) -> SysResult<bool> {
         Ok(self.own_child(dir, name)? == Err(false))
     }
 
@@ -189,7 +191,7 @@ impl Inheritance<'_> {
     ///
     /// # Errors
     /// Those of listing it.
-    pub(in crate::live) fn is_empty(self, at: At<'_>) -> SysResult<bool> {
+    pub(in crate::live) fn is_empty(self, at: NodeRef<'_>) -> SysResult<bool> {
         if self.inodes.through.is_none() {
             return Ok(sys::list_dir(self.inodes.dir(at)?)?.is_empty());
         }
@@ -205,12 +207,12 @@ impl Inheritance<'_> {
         let Some(through) = self.inodes.through.as_ref() else {
             return Ok(());
         };
-        if Mark::of(&sys::all_xattrs(&self.inodes.root)?).is_some() {
+        if OriginMark::of(&sys::all_xattrs(&self.inodes.root)?).is_some() {
             return self.read_marks();
         }
         let (view, root) = (through.base.view(), Trail::root());
         let (stat, xattrs) = (view.attr(&root)?.stat, view.xattrs(&root)?);
-        let mark = Mark {
+        let mark = OriginMark {
             slot: Slot::ROOT,
             btime: stat.btime,
             path: Vec::new(),
@@ -245,7 +247,7 @@ impl Inheritance<'_> {
         ];
         through.read_links()?;
         let mut below: Vec<(Arc<OwnedFd>, Vec<u8>)> = Vec::new();
-        let mut opened = Opened::default();
+        let mut opened = TemporaryModes::default();
         loop {
             let dir = match (open.pop(), below.pop()) {
                 (Some(dir), None) => dir,
@@ -273,7 +275,8 @@ impl Inheritance<'_> {
                     if !known {
                         opened.open(&dir, &entry.name, &stat)?;
                     }
-                    if !known && let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
+                    if !known
+                        && let Some(mark) = OriginMark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
                     {
                         through.note_marked(stat.ino, stat.kind, mark, None);
                     }

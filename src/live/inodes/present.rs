@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{At, Inodes, is_elsewhere};
-use crate::history::present::{Present, Trail, absent_beyond};
+use super::{Inodes, NodeRef, is_elsewhere};
+use crate::history::present::{LiveTree, Trail, absent_beyond};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Time, Xattrs};
@@ -16,7 +16,7 @@ pub const STORE_NAME: &[u8] = b".ckptfs";
 /// Maximum number of components of a reported path.
 const PATH_NAMES_MAX: usize = 1024;
 
-impl Present for Inodes {
+impl LiveTree for Inodes {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         if self.through.is_some() && !(dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME) {
             return self.base().child_through(dir.into(), name);
@@ -60,7 +60,7 @@ impl Present for Inodes {
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        let opened = self.open_file(At::from(node), sys::Open::READ);
+        let opened = self.open_file(NodeRef::from(node), sys::Open::READ);
         self.refused.noted(node.slot, opened).map(|(file, _)| file)
     }
 
@@ -102,7 +102,7 @@ impl Inodes {
     ///
     /// # Errors
     /// EINVAL if it is not a symbolic link.
-    pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
+    pub fn read_link<'a>(&self, at: impl Into<NodeRef<'a>>) -> SysResult<Vec<u8>> {
         let at = at.into();
         if let Some(attr) = self.base().attr_of_base(at)? {
             return attr.target.ok_or(Errno::EINVAL);
@@ -121,7 +121,7 @@ impl Inodes {
     /// ESTALE if the directory is not found.
     pub fn read_dir(
         &self,
-        at: At<'_>,
+        at: NodeRef<'_>,
         from: u64,
         count: usize,
     ) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
@@ -156,7 +156,7 @@ impl Inodes {
     pub fn begin_writeback(&self, slot: Slot) {
         if self.reflink
             && !self.base().is_inherited(slot)
-            && let Ok((file, _)) = self.open_file(At::from(slot), Open::READ)
+            && let Ok((file, _)) = self.open_file(NodeRef::from(slot), Open::READ)
         {
             let _ = sys::start_writeback(&file);
         }
@@ -181,11 +181,11 @@ impl Inodes {
         }
     }
 
-    /// As [`Present::child`], with the attributes of the inode.
+    /// As [`LiveTree::child`], with the attributes of the inode.
     ///
     /// # Errors
     /// Those of stat(2), except ENOENT; EXDEV.
-    pub fn stat_child(&self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
+    pub fn stat_child(&self, dir: NodeRef<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
         if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
             return Ok(None);
         }
@@ -206,14 +206,14 @@ impl Inodes {
     /// Opens a regular file for reading, without access time updates where this is permitted.
     ///
     /// # Errors
-    /// As [`Present::open`].
+    /// As [`LiveTree::open`].
     pub fn open_quietly(&self, node: &Arc<Trail>) -> SysResult<File> {
         let quietly = sys::Open {
             noatime: true,
             ..sys::Open::READ
         };
-        match self.open_file(At::from(node), quietly) {
-            Err(Errno::EPERM) => self.open_file(At::from(node), sys::Open::READ),
+        match self.open_file(NodeRef::from(node), quietly) {
+            Err(Errno::EPERM) => self.open_file(NodeRef::from(node), sys::Open::READ),
             opened => opened,
         }
         .map(|(file, _)| file)
@@ -225,7 +225,7 @@ impl Inodes {
         if self.base().is_inherited(slot) {
             return None;
         }
-        let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
+        let (file, _) = self.open_file(NodeRef::from(slot), sys::Open::READ).ok()?;
         sys::allocation(&file).ok()
     }
 
@@ -233,7 +233,7 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE if it is not found or has another type.
-    pub fn locate(&self, at: At<'_>, kind: Kind) -> SysResult<Place> {
+    pub fn locate(&self, at: NodeRef<'_>, kind: Kind) -> SysResult<Place> {
         if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
             return Err(Errno::ESTALE);
         }
@@ -258,7 +258,7 @@ impl Inodes {
     ///
     /// # Errors
     /// Those of stat(2), if a place could not be examined.
-    pub fn locate_all(&self, at: At<'_>, kind: Kind) -> SysResult<Vec<Place>> {
+    pub fn locate_all(&self, at: NodeRef<'_>, kind: Kind) -> SysResult<Vec<Place>> {
         if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
             return Ok(Vec::new());
         }
@@ -295,7 +295,7 @@ impl Inodes {
 
     /// Returns whether a process may have the file open or mapped for writing. True if that cannot
     /// be excluded.
-    pub fn may_be_written(&self, at: At<'_>) -> bool {
+    pub fn may_be_written(&self, at: NodeRef<'_>) -> bool {
         // An inherited file is copied up before a process can write to it.
         !self.base().is_inherited(at.slot)
             && !self

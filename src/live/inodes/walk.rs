@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Inodes, is_elsewhere, target_of};
 use crate::history::present::Trail;
-use crate::store::baseline::{self, Node, ROOT};
+use crate::store::baseline::{self, BaselineNode, ROOT};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child};
@@ -17,7 +17,7 @@ impl Inodes {
     /// was completed.
     pub(in crate::live) fn each_file(
         &self,
-        mut call: impl FnMut(&OwnedFd, &Name, &Node) -> bool,
+        mut call: impl FnMut(&OwnedFd, &Name, &BaselineNode) -> bool,
     ) -> SysResult<bool> {
         let (mut open, mut above) = (VecDeque::from([Trail::root()]), None);
         while let Some(trail) = open.pop_front() {
@@ -31,7 +31,7 @@ impl Inodes {
                 let Ok(slot) = self.slot_of(&stat) else {
                     continue;
                 };
-                let node = Node {
+                let node = BaselineNode {
                     child: Child {
                         slot,
                         kind: stat.kind,
@@ -81,7 +81,7 @@ impl Inodes {
     }
 
     /// Returns the node at a name.
-    pub(in crate::live) fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
+    pub(in crate::live) fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<BaselineNode> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         let child = Child {
             slot: self.slot_of(&stat)?,
@@ -92,7 +92,7 @@ impl Inodes {
         if !baseline::fits(&xattrs) {
             return Err(Errno::E2BIG);
         }
-        Ok(Node {
+        Ok(BaselineNode {
             child,
             attr: AttrState { stat, target },
             xattrs,
@@ -100,8 +100,8 @@ impl Inodes {
         })
     }
 
-    pub(in crate::live) fn root_node(&self) -> SysResult<Node> {
-        Ok(Node {
+    pub(in crate::live) fn root_node(&self) -> SysResult<BaselineNode> {
+        Ok(BaselineNode {
             child: Child {
                 slot: Slot::ROOT,
                 kind: Kind::Dir,

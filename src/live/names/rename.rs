@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Make, Names};
-use crate::live::change::Change;
-use crate::live::inodes::{At, place, target_of};
-use crate::live::legacy::Turn;
-use crate::live::remove::{Fate, Target};
+use super::{Names, NewInode};
+use crate::live::change::ChangeCtx;
+use crate::live::inodes::{NodeRef, place, target_of};
+use crate::live::legacy::KernelRequest;
+use crate::live::remove::{EntryTarget, UnlinkFate};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -21,11 +21,11 @@ impl Names {
     /// the kernel repeat the lookups and retry once.
     pub fn rename(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         from: (Slot, &Name),
         to: (Slot, &Name),
         how: RenameMode,
-        turn: Turn,
+        turn: KernelRequest,
     ) -> SysResult<Option<Slot>> {
         self.copies.own_name(from.0.into(), from.1)?;
         self.copies.own_name(to.0.into(), to.1)?;
@@ -35,11 +35,11 @@ impl Names {
 
     fn rename_now(
         &self,
-        change: &Change,
+        change: &ChangeCtx,
         from: (Slot, &Name),
         to: (Slot, &Name),
         how: RenameMode,
-        turn: Turn,
+        turn: KernelRequest,
     ) -> SysResult<Option<Slot>> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
@@ -71,11 +71,11 @@ impl Names {
     /// As [`Names::rename`]; the caller holds the freeze lock and the tree.
     pub fn rename_in(
         &self,
-        change: &Change,
-        from: (At<'_>, &Name),
-        to: (At<'_>, &Name),
+        change: &ChangeCtx,
+        from: (NodeRef<'_>, &Name),
+        to: (NodeRef<'_>, &Name),
         how: RenameMode,
-        turn: Turn,
+        turn: KernelRequest,
     ) -> SysResult<Option<Slot>> {
         if how.leaves_whiteout() && self.inodes.base().through().is_some() {
             // The whiteout would hide the name and be invisible to the caller.
@@ -114,7 +114,7 @@ impl Names {
         self.captures.keep_entry(
             to.0.slot,
             to.1,
-            target.as_ref().map(Target::child),
+            target.as_ref().map(EntryTarget::child),
             &mut undo,
         );
         self.touch_renamed(change, (&source, from), to, target.as_ref(), how);
@@ -144,8 +144,8 @@ impl Names {
     /// inode, which requires no change.
     fn may_rename(
         &self,
-        source: &Target<'_>,
-        target: Option<&Target<'_>>,
+        source: &EntryTarget<'_>,
+        target: Option<&EntryTarget<'_>>,
         how: RenameMode,
     ) -> SysResult<bool> {
         match (target, how) {
@@ -162,8 +162,8 @@ impl Names {
     /// Renames to an unused name.
     fn move_to_free(
         &self,
-        change: &Change,
-        source: &Target<'_>,
+        change: &ChangeCtx,
+        source: &EntryTarget<'_>,
         (dir, to): (&OwnedFd, Place),
         undo: Vec<Undo>,
         (how, hides): (RenameMode, bool),
@@ -203,7 +203,13 @@ impl Names {
 
     /// Sets the owner of the whiteout that a rename has left for an overlay (`WHITEOUT_MODE`,
     /// `WHITEOUT_DEV` in linux/fs.h). The whiteout remains even if that fails.
-    fn own_whiteout(&self, change: &Change, from: &Target<'_>, how: RenameMode, turn: Turn) {
+    fn own_whiteout(
+        &self,
+        change: &ChangeCtx,
+        from: &EntryTarget<'_>,
+        how: RenameMode,
+        turn: KernelRequest,
+    ) {
         if !how.leaves_whiteout() {
             return;
         }
@@ -226,7 +232,7 @@ impl Names {
     /// of both directories, so the current names are conclusive.
     fn is_renamed(
         &self,
-        turn: Turn,
+        turn: KernelRequest,
         from: (Slot, &Name),
         to: (Slot, &Name),
         how: RenameMode,
@@ -249,10 +255,10 @@ impl Names {
     /// Records the author of the changed names.
     fn touch_renamed(
         &self,
-        change: &Change,
-        (source, from): (&Target<'_>, (At<'_>, &Name)),
-        to: (At<'_>, &Name),
-        target: Option<&Target<'_>>,
+        change: &ChangeCtx,
+        (source, from): (&EntryTarget<'_>, (NodeRef<'_>, &Name)),
+        to: (NodeRef<'_>, &Name),
+        target: Option<&EntryTarget<'_>>,
         how: RenameMode,
     ) {
         let exchanged = how == RenameMode::Exchange;
@@ -287,7 +293,7 @@ impl Names {
     }
 
     /// Records name, attributes and place of an inode that is about to be renamed.
-    fn keep_moved(&self, moving: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
+    fn keep_moved(&self, moving: &EntryTarget<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
         self.captures
             .keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
         let target = target_of(&moving.stat, moving.dir, moving.name)?;
@@ -306,7 +312,7 @@ impl Names {
     /// Returns the records of new places. A born file needs none. A born directory does, because an
     /// inode of a checkpoint may be below it. Its old place is recorded first, which stays valid if
     /// the rename never happens.
-    fn moved(&self, moves: &[(&Target<'_>, Place)]) -> Vec<Record> {
+    fn moved(&self, moves: &[(&EntryTarget<'_>, Place)]) -> Vec<Record> {
         let (mut before, mut places) = (Vec::new(), Vec::new());
         for (moving, to) in moves {
             if self.timeline.epochs.is_born(moving.slot) {
@@ -327,7 +333,7 @@ impl Names {
     }
 
     /// Reverts the recorded places of a rename that failed.
-    fn not_moved(&self, moves: &[&Target<'_>]) {
+    fn not_moved(&self, moves: &[&EntryTarget<'_>]) {
         let places: Vec<_> = moves
             .iter()
             .filter(|moving| self.timeline.lookup.place(moving.slot).is_some())
@@ -340,11 +346,11 @@ impl Names {
 
     fn exchange(
         &self,
-        change: &Change,
-        source: &Target<'_>,
-        target: &Target<'_>,
+        change: &ChangeCtx,
+        source: &EntryTarget<'_>,
+        target: &EntryTarget<'_>,
         mut undo: Vec<Undo>,
-        turn: Turn,
+        turn: KernelRequest,
     ) -> SysResult<()> {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
@@ -378,9 +384,9 @@ impl Names {
     /// completes the operation after a crash between the two steps ([`Record::Replacing`]).
     fn replace(
         &self,
-        change: &Change,
-        source: &Target<'_>,
-        target: &Target<'_>,
+        change: &ChangeCtx,
+        source: &EntryTarget<'_>,
+        target: &EntryTarget<'_>,
         mut undo: Vec<Undo>,
         how: RenameMode,
     ) -> SysResult<()> {
@@ -388,7 +394,7 @@ impl Names {
         let (there, here) = (target.place(), source.place());
         let mut more = self.moved(&[(source, there)]);
         let fate = self.removal.plan_unlink(target, &mut undo, &mut more)?;
-        if let Fate::Move(object) = fate {
+        if let UnlinkFate::Move(object) = fate {
             more.push(Record::Replacing {
                 slot: target.slot,
                 place: here,
@@ -404,9 +410,9 @@ impl Names {
     /// Carries out a recorded rename over an existing inode. The caller holds its stripe.
     pub(in crate::live) fn replace_recorded(
         &self,
-        source: &Target<'_>,
-        target: &Target<'_>,
-        fate: Fate,
+        source: &EntryTarget<'_>,
+        target: &EntryTarget<'_>,
+        fate: UnlinkFate,
         held: Option<Arc<OwnedFd>>,
         how: RenameMode,
     ) -> SysResult<()> {
@@ -424,7 +430,7 @@ impl Names {
             .order_removal(target)
             .and_then(|()| self.durability.order_names(&[source.slot]));
         match fate {
-            Fate::Move(object) => {
+            UnlinkFate::Move(object) => {
                 ordered
                     .and_then(|()| rename(RenameMode::Exchange))
                     .inspect_err(|_| self.not_replaced(source, target))?;
@@ -439,7 +445,7 @@ impl Names {
                     return Err(errno);
                 }
             }
-            Fate::Free => ordered
+            UnlinkFate::Free => ordered
                 .and_then(|()| rename(how))
                 .inspect_err(|_| self.not_moved(&[source]))?,
         }
@@ -450,14 +456,14 @@ impl Names {
     }
 
     /// Reverts the records of a rename over an existing inode that failed.
-    fn not_replaced(&self, source: &Target<'_>, target: &Target<'_>) {
+    fn not_replaced(&self, source: &EntryTarget<'_>, target: &EntryTarget<'_>) {
         self.removal.take_back(target.slot);
         self.not_moved(&[source]);
     }
 
     /// Updates the tables after a rename over an existing inode failed midway and could not be
     /// reverted: the two are exchanged, and nothing is lost.
-    fn half_replaced(&self, source: &Target<'_>, target: &Target<'_>, errno: Errno) {
+    fn half_replaced(&self, source: &EntryTarget<'_>, target: &EntryTarget<'_>, errno: Errno) {
         let (there, here) = (target.place(), source.place());
         tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
         self.removal.take_back(target.slot);
@@ -472,7 +478,7 @@ impl Names {
     }
 
     /// Makes the checks of rename(2) on the replaced inode, which an exchange does not make.
-    fn check_replace(&self, source: &Target<'_>, target: &Target<'_>) -> SysResult<()> {
+    fn check_replace(&self, source: &EntryTarget<'_>, target: &EntryTarget<'_>) -> SysResult<()> {
         match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
             (false, true) => Err(Errno::EISDIR),
             (true, false) => Err(Errno::ENOTDIR),
@@ -521,7 +527,7 @@ impl Names {
 /// Renames. An inode that a restore moves in or out of the staging directory gets the project ID of
 /// its new directory; renames by users fail as on the backing filesystem.
 fn move_name(
-    (source, from): (&Target<'_>, &[u8]),
+    (source, from): (&EntryTarget<'_>, &[u8]),
     (dir, parent, to): (&OwnedFd, Slot, &[u8]),
     how: RenameMode,
 ) -> SysResult<()> {
@@ -532,9 +538,9 @@ fn move_name(
     }
 }
 
-fn whiteout(turn: Turn) -> Make<'static> {
+fn whiteout(turn: KernelRequest) -> NewInode<'static> {
     let (uid, gid) = turn.owner;
-    Make {
+    NewInode {
         kind: Kind::CharDev,
         mode: 0,
         umask: 0,

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::inodes::at_place;
-use super::super::through::Mark;
+use super::super::through::OriginMark;
 use super::Adoption;
-use crate::history::present::Present;
+use crate::history::present::LiveTree;
 use crate::history::view::OpenContent;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
@@ -115,7 +115,8 @@ impl Adoption {
         let Some(through) = self.inodes.base().through() else {
             return Ok(());
         };
-        if let Some(mark) = Mark::of(&sys::all_xattrs(held)?).filter(|mark| mark.slot == slot) {
+        if let Some(mark) = OriginMark::of(&sys::all_xattrs(held)?).filter(|mark| mark.slot == slot)
+        {
             through.note_dead(stat.ino, stat.kind, mark);
         }
         Ok(())

@@ -34,7 +34,7 @@ impl std::fmt::Debug for Login {
 
 /// The result of a search for credentials.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct FoundLogin {
     /// The credentials; `None`: anonymous access.
     pub login: Option<Login>,
     /// A file names a credential helper, which was not run.
@@ -42,16 +42,17 @@ pub struct Found {
 }
 
 /// Finds the credentials for `HOST[:PORT]` and a name there. `variable` reads the environment.
-pub fn find(host: &str, name: &str, variable: impl Fn(&str) -> Option<String>) -> Found {
+pub fn find(host: &str, name: &str, variable: impl Fn(&str) -> Option<String>) -> FoundLogin {
     if let (Some(user), Some(password)) = (variable(USER_VARIABLE), variable(PASSWORD_VARIABLE)) {
-        return Found {
+        return FoundLogin {
             login: Some(Login { user, password }),
             helper: false,
         };
     }
-    let mut found = Found::default();
+    let mut found = FoundLogin::default();
     for file in files(&variable) {
-        let in_file = read(&file).map_or_else(Found::default, |said| of_file(&said, host, name));
+        let in_file =
+            read(&file).map_or_else(FoundLogin::default, |said| of_file(&said, host, name));
         found.helper |= in_file.helper;
         if in_file.login.is_some() {
             found.login = in_file.login;
@@ -87,7 +88,7 @@ fn read(file: &Path) -> Option<Value> {
 }
 
 /// Finds the credentials in one file: the longest key that is a prefix of the place.
-fn of_file(said: &Value, host: &str, name: &str) -> Found {
+fn of_file(said: &Value, host: &str, name: &str) -> FoundLogin {
     let place = format!("{host}/{name}");
     let mut key = place.as_str();
     let mut keys = vec![key.to_owned()];
@@ -107,7 +108,7 @@ fn of_file(said: &Value, host: &str, name: &str) -> Found {
         || said
             .get("credHelpers")
             .is_some_and(|helpers| helpers.get(host).is_some());
-    Found {
+    FoundLogin {
         helper: helper && login.is_none(),
         login,
     }

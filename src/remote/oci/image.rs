@@ -28,7 +28,7 @@ const CHAIN: &str = "dev.ckptfs.chain";
 
 /// The checkpoint of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct ImageOrigin {
     /// The store.
     pub store: String,
     /// The checkpoint.
@@ -37,19 +37,19 @@ pub struct Origin {
     pub created: String,
 }
 
-impl Origin {
+impl ImageOrigin {
     /// Returns the origin for a checkpoint of a store.
-    pub fn new(store: &str, checkpoint: &CheckpointInfo) -> Origin {
-        Origin {
+    pub fn new(store: &str, checkpoint: &CheckpointInfo) -> ImageOrigin {
+        ImageOrigin {
             store: store.to_owned(),
             checkpoint: checkpoint.id,
             created: checkpoint.created.clone(),
         }
     }
 
-    fn of(map: Option<&HashMap<String, String>>) -> Option<Origin> {
+    fn of(map: Option<&HashMap<String, String>>) -> Option<ImageOrigin> {
         let of = |key: &str| map?.get(key);
-        Some(Origin {
+        Some(ImageOrigin {
             store: of(STORE)?.clone(),
             checkpoint: CheckpointId(of(CHECKPOINT)?.parse().ok()?),
             created: of(ANNOTATION_CREATED)?.clone(),
@@ -93,10 +93,10 @@ impl Image {
 
     /// Returns the checkpoint of an image that ckptfs pushed and that has no layers added by
     /// others.
-    pub fn origin(&self) -> Option<Origin> {
+    pub fn origin(&self) -> Option<ImageOrigin> {
         let labels = self.config.labels_of_config()?;
         let chain = chain(self.config.rootfs().diff_ids());
-        Origin::of(Some(labels)).filter(|_| labels.get(CHAIN) == Some(&chain))
+        ImageOrigin::of(Some(labels)).filter(|_| labels.get(CHAIN) == Some(&chain))
     }
 
     /// Returns the digests of the layers.
@@ -123,13 +123,13 @@ pub fn manifest_of(bytes: &[u8]) -> VerbResult<ImageManifest> {
 
 /// Returns the origin in the annotations of a manifest. It is only a hint, because annotations may
 /// be inherited.
-pub fn hint_of(manifest: &ImageManifest) -> Option<Origin> {
-    Origin::of(manifest.annotations().as_ref())
+pub fn hint_of(manifest: &ImageManifest) -> Option<ImageOrigin> {
+    ImageOrigin::of(manifest.annotations().as_ref())
 }
 
 /// An image to put.
 #[derive(Debug)]
-pub struct Made {
+pub struct NewImage {
     /// The configuration.
     pub config: Vec<u8>,
     /// Its digest.
@@ -148,10 +148,10 @@ pub struct Made {
 pub fn make(
     base: Option<&Image>,
     layer: Option<&Layer>,
-    origin: &Origin,
+    origin: &ImageOrigin,
     title: &str,
     note: &str,
-) -> VerbResult<Made> {
+) -> VerbResult<NewImage> {
     let internal =
         |cause: &dyn std::fmt::Display| error(Code::Internal, format!("an image: {cause}"));
     let mut layers = base.map_or_else(Vec::new, |base| base.manifest.layers().clone());
@@ -199,7 +199,7 @@ pub fn make(
         .build()
         .map_err(|cause| internal(&cause))?;
     manifest.set_annotations(Some(said));
-    Ok(Made {
+    Ok(NewImage {
         layers: manifest.layers().len(),
         manifest: canonical(&manifest).map_err(|cause| internal(&cause))?,
         config,
@@ -208,7 +208,7 @@ pub fn make(
 }
 
 /// Returns the history entry of the newest layer.
-fn event(origin: &Origin, without_layer: bool) -> History {
+fn event(origin: &ImageOrigin, without_layer: bool) -> History {
     let mut event = History::default();
     event.set_created(Some(origin.created.clone()));
     event.set_created_by(Some(format!("ckptfs, checkpoint {}", origin.checkpoint)));
@@ -217,7 +217,7 @@ fn event(origin: &Origin, without_layer: bool) -> History {
 }
 
 /// Returns the annotations common to manifest and configuration.
-fn said_of(origin: &Origin, title: &str, note: &str) -> HashMap<String, String> {
+fn said_of(origin: &ImageOrigin, title: &str, note: &str) -> HashMap<String, String> {
     let mut said = HashMap::from([
         (STORE.to_owned(), origin.store.clone()),
         (CHECKPOINT.to_owned(), origin.checkpoint.to_string()),
@@ -269,7 +269,7 @@ impl Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::oci::layer::Count;
+    use crate::remote::oci::layer::LayerCounts;
 
     fn layer(content: &[u8]) -> Layer {
         Layer {
@@ -277,19 +277,19 @@ mod tests {
             digest: digest_of(&[b"packed", content].concat()),
             size: 7,
             diff_id: digest_of(content),
-            count: Count::default(),
+            count: LayerCounts::default(),
         }
     }
 
-    fn origin(checkpoint: u64) -> Origin {
-        Origin {
+    fn origin(checkpoint: u64) -> ImageOrigin {
+        ImageOrigin {
             store: "s".into(),
             checkpoint: CheckpointId(checkpoint),
             created: "2026-11-26T00:00:00.000000001Z".into(),
         }
     }
 
-    fn made(base: Option<&Image>, content: Option<&[u8]>, checkpoint: u64) -> (Made, Image) {
+    fn made(base: Option<&Image>, content: Option<&[u8]>, checkpoint: u64) -> (NewImage, Image) {
         let layer = content.map(layer);
         let made = make(base, layer.as_ref(), &origin(checkpoint), "t", "a note").expect("made");
         let image = Image::parse(&made.manifest, &made.config).expect("understood");

@@ -17,15 +17,15 @@ use std::os::fd::OwnedFd;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::{Hashing, bare, in_scratch, scratch};
+use super::{HashingIo, bare, in_scratch, scratch};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
-use crate::transfer::held::{self, Content, is_below};
+use crate::transfer::held::{self, BufferedContent, is_below};
 use crate::transfer::place::{open_below, split};
 use crate::transfer::tar::Stream;
-use crate::transfer::{Feed, Sink};
+use crate::transfer::{PartSource, Sink};
 
 /// Prefix of the names of whiteouts.
 pub const WHITEOUT: &[u8] = b".wh.";
@@ -47,12 +47,12 @@ pub struct Layer {
     /// Digest of the uncompressed tar.
     pub diff_id: String,
     /// Counts of included and excluded objects.
-    pub count: Count,
+    pub count: LayerCounts,
 }
 
 /// Counts of included and excluded objects.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Count {
+pub struct LayerCounts {
     /// Inodes, hard links, parent directories and whiteouts.
     pub entries: u64,
     /// Sockets, which a layer cannot contain.
@@ -63,7 +63,7 @@ pub struct Count {
     pub xattrs: u64,
 }
 
-type Packed = Hashing<GzEncoder<Hashing<BufWriter<File>>>>;
+type Packed = HashingIo<GzEncoder<HashingIo<BufWriter<File>>>>;
 
 /// The writer of a layer.
 struct Writer<'a> {
@@ -72,7 +72,7 @@ struct Writer<'a> {
     view: &'a OwnedFd,
     /// Hard-linked inodes: first path, link count, and names in the layer.
     linked: HashMap<u64, (Vec<u8>, u32, u32)>,
-    count: Count,
+    count: LayerCounts,
 }
 
 /// Writes a layer with the whole tree of a feed. Returns the paths that could not be read.
@@ -80,7 +80,7 @@ struct Writer<'a> {
 /// # Errors
 /// Errors of the feed and of the scratch file; `bad-name`.
 pub fn whole(
-    feed: impl Feed,
+    feed: impl PartSource,
     view: &OwnedFd,
     progress: &dyn Fn(u64),
 ) -> VerbResult<(Layer, Vec<Refused>)> {
@@ -96,15 +96,15 @@ pub fn whole(
 /// Collects the changes of a difference. They are read only when it is complete, through the view,
 /// which verifies each read.
 #[derive(Debug, Default)]
-pub struct Changes(Mutex<Told>);
+pub struct LayerChanges(Mutex<CollectedChanges>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct CollectedChanges {
     removed: BTreeSet<Vec<u8>>,
     entries: BTreeMap<Vec<u8>, ExportEntry>,
 }
 
-impl Sink for Changes {
+impl Sink for LayerChanges {
     type Hand = ();
 
     fn remove(&self, path: &[u8]) -> SysResult<()> {
@@ -124,7 +124,7 @@ impl Sink for Changes {
     }
 }
 
-impl Changes {
+impl LayerChanges {
     /// Returns whether nothing changed.
     pub fn is_empty(&self) -> bool {
         let told = self.0.lock();
@@ -136,7 +136,7 @@ impl Changes {
     /// # Errors
     /// As [`whole`]; errors of reading.
     pub fn layer(self, view: &OwnedFd, progress: &dyn Fn(u64)) -> VerbResult<Layer> {
-        let Told { removed, entries } = std::mem::take(&mut *self.0.lock());
+        let CollectedChanges { removed, entries } = std::mem::take(&mut *self.0.lock());
         let mut paths: BTreeSet<&[u8]> = BTreeSet::from([b"".as_slice()]);
         for path in removed.iter().chain(entries.keys()) {
             let mut path = path.as_slice();
@@ -175,12 +175,12 @@ impl Changes {
 impl<'a> Writer<'a> {
     fn new(view: &'a OwnedFd) -> VerbResult<Writer<'a>> {
         let file = BufWriter::with_capacity(BUFFER_BYTES, scratch()?);
-        let packed = GzEncoder::new(Hashing::new(file), Compression::default());
+        let packed = GzEncoder::new(HashingIo::new(file), Compression::default());
         Ok(Writer {
-            stream: Stream::layer(Hashing::new(packed)),
+            stream: Stream::layer(HashingIo::new(packed)),
             view,
             linked: HashMap::new(),
-            count: Count::default(),
+            count: LayerCounts::default(),
         })
     }
 
@@ -213,8 +213,8 @@ impl<'a> Writer<'a> {
     /// Adds an entry of a difference, read through the view.
     fn one(&mut self, entry: &ExportEntry) -> VerbResult<()> {
         let content = match entry.kind {
-            Kind::File if entry.size > 0 => Content::Large,
-            _ => Content::None,
+            Kind::File if entry.size > 0 => BufferedContent::Large,
+            _ => BufferedContent::None,
         };
         match self.entry(entry, &content)? {
             None => Ok(()),
@@ -259,12 +259,16 @@ impl<'a> Writer<'a> {
         self.count.entries += 1;
         let written = self
             .stream
-            .entry(&in_layer(&at), &entry, None, &Content::None, None);
+            .entry(&in_layer(&at), &entry, None, &BufferedContent::None, None);
         written.map_err(|cause| in_scratch(&cause))
     }
 
     /// Adds one entry with its content; returns an error number if it cannot be read.
-    fn entry(&mut self, entry: &ExportEntry, content: &Content<'_>) -> VerbResult<Option<Errno>> {
+    fn entry(
+        &mut self,
+        entry: &ExportEntry,
+        content: &BufferedContent<'_>,
+    ) -> VerbResult<Option<Errno>> {
         if entry.kind == Kind::Socket {
             self.count.sockets += 1;
             return Ok(None);
@@ -273,10 +277,12 @@ impl<'a> Writer<'a> {
         let path = in_layer(&entry.path.0);
         let linked = self.linked.get(&entry.inode).filter(|_| entry.is_linked());
         let large = match content {
-            Content::Large | Content::Kept if linked.is_none() => match self.open(&entry.path.0) {
-                Ok(file) => Some(file),
-                Err(errno) => return Ok(Some(errno)),
-            },
+            BufferedContent::Large | BufferedContent::Kept if linked.is_none() => {
+                match self.open(&entry.path.0) {
+                    Ok(file) => Some(file),
+                    Err(errno) => return Ok(Some(errno)),
+                }
+            }
             _ => None,
         };
         let strange = entry

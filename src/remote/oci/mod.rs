@@ -37,7 +37,7 @@ pub const SCHEME: &str = "oci://";
 
 /// A host, a name there, and optionally a tag or a digest.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ImageRef {
     /// `HOST[:PORT]`, as it was typed.
     pub host: String,
     /// The name of the image there.
@@ -46,12 +46,12 @@ pub struct Place {
     digest: Option<String>,
 }
 
-impl Place {
+impl ImageRef {
     /// Parses `oci://HOST[:PORT]/NAME[:TAG][@DIGEST]`.
     ///
     /// # Errors
     /// `usage`.
-    pub fn parse(text: &str) -> VerbResult<Place> {
+    pub fn parse(text: &str) -> VerbResult<ImageRef> {
         let wrong = |why: &str| {
             hinted(
                 Code::Usage,
@@ -69,7 +69,7 @@ impl Place {
         if reference.registry() != host {
             return Err(wrong("it does not begin with a host"));
         }
-        Ok(Place {
+        Ok(ImageRef {
             host: host.to_owned(),
             name: reference.repository().to_owned(),
             tag: reference.tag().map(str::to_owned),
@@ -98,7 +98,7 @@ impl Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for ImageRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mark = if self.digest.is_some() { '@' } else { ':' };
         write!(f, "{}/{}{mark}{}", self.host, self.name, self.wanted())
@@ -120,15 +120,15 @@ fn named(hash: &[u8]) -> String {
 }
 
 /// Counts and hashes the bytes that pass through it.
-struct Hashing<T> {
+struct HashingIo<T> {
     inner: T,
     hash: Sha256,
     bytes: u64,
 }
 
-impl<T> Hashing<T> {
-    fn new(inner: T) -> Hashing<T> {
-        Hashing {
+impl<T> HashingIo<T> {
+    fn new(inner: T) -> HashingIo<T> {
+        HashingIo {
             inner,
             hash: Sha256::new(),
             bytes: 0,
@@ -150,7 +150,7 @@ impl<T> Hashing<T> {
     }
 }
 
-impl<T: Write> Write for Hashing<T> {
+impl<T: Write> Write for HashingIo<T> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
         self.add(bytes.get(..written).unwrap_or_default());
@@ -162,7 +162,7 @@ impl<T: Write> Write for Hashing<T> {
     }
 }
 
-impl<T: io::Read> io::Read for Hashing<T> {
+impl<T: io::Read> io::Read for HashingIo<T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.add(buffer.get(..read).unwrap_or_default());
@@ -218,16 +218,16 @@ mod tests {
 
     #[test]
     fn a_place_is_a_host_a_name_and_what_is_wanted_there() {
-        let place = Place::parse("oci://localhost:5000/a/b:v1").expect("a place");
+        let place = ImageRef::parse("oci://localhost:5000/a/b:v1").expect("a place");
         assert_eq!(
             (place.host.as_str(), place.name.as_str(), place.wanted()),
             ("localhost:5000", "a/b", "v1")
         );
         assert_eq!(place.to_string(), "localhost:5000/a/b:v1");
-        let place = Place::parse("oci://r.example/a").expect("a place");
+        let place = ImageRef::parse("oci://r.example/a").expect("a place");
         assert_eq!((place.wanted(), place.digest()), ("latest", None));
         let digest = digest_of(b"");
-        let place = Place::parse(&format!("oci://r.example/a@{digest}")).expect("a place");
+        let place = ImageRef::parse(&format!("oci://r.example/a@{digest}")).expect("a place");
         assert_eq!(place.wanted(), digest);
         for wrong in [
             "oci://",
@@ -242,7 +242,7 @@ mod tests {
             "oci://h.x/a?b",
             "oci://h.x/a\n",
         ] {
-            assert!(Place::parse(wrong).is_err(), "{wrong}");
+            assert!(ImageRef::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -4,7 +4,7 @@ use oci_spec::image::{Arch, Descriptor, ImageIndex, MediaType, Os};
 
 use super::image::{self, Image};
 use super::registry::Registry;
-use super::unpack::{Packed, Packing};
+use super::unpack::{LayerCompression, PackedLayer};
 use super::{digest_of, scratch};
 use crate::engine::api::{Code, VerbResult, error};
 use crate::remote::limits;
@@ -14,7 +14,7 @@ const LAYERS_MAX: usize = 500;
 
 /// An image in a registry.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundImage {
     /// Manifest and configuration.
     pub image: Image,
     /// Digest of the manifest.
@@ -27,7 +27,7 @@ pub struct Found {
 ///
 /// # Errors
 /// `not-found`; errors of the registry.
-pub fn find(registry: &Registry, wanted: &str) -> VerbResult<Found> {
+pub fn find(registry: &Registry, wanted: &str) -> VerbResult<FoundImage> {
     let manifest_of = |wanted: &str| {
         let missing = || {
             error(
@@ -45,7 +45,7 @@ pub fn find(registry: &Registry, wanted: &str) -> VerbResult<Found> {
     let config = registry.short_blob(parsed.config().digest().as_ref(), "configuration")?;
     let image = Image::parse(&manifest, &config)?;
     let sizes = image.manifest.layers().iter().map(Descriptor::size);
-    Ok(Found {
+    Ok(FoundImage {
         digest: digest_of(&manifest),
         bytes: sizes.fold(0, u64::saturating_add),
         image,
@@ -59,9 +59,9 @@ pub fn find(registry: &Registry, wanted: &str) -> VerbResult<Found> {
 /// Errors of the registry and of the scratch files.
 pub fn fetch(
     registry: &Registry,
-    found: &Found,
+    found: &FoundImage,
     progress: &dyn Fn(u64, u64),
-) -> VerbResult<Vec<Packed>> {
+) -> VerbResult<Vec<PackedLayer>> {
     let (descriptors, config) = (found.image.manifest.layers(), &found.image.config);
     if descriptors.len() > LAYERS_MAX {
         return Err(error(Code::RemoteFailed, "the image has too many layers"));
@@ -77,7 +77,7 @@ pub fn fetch(
             progress(done.saturating_add(come), found.bytes);
         })?;
         done = done.saturating_add(descriptor.size());
-        layers.push(Packed {
+        layers.push(PackedLayer {
             file,
             packing,
             diff_id: diff_id.clone(),
@@ -110,16 +110,20 @@ fn for_this_machine(index: &ImageIndex) -> VerbResult<&Descriptor> {
     })
 }
 
-fn packing_of(kind: &MediaType) -> VerbResult<Packing> {
+fn packing_of(kind: &MediaType) -> VerbResult<LayerCompression> {
     Ok(match kind {
-        MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => Packing::None,
-        MediaType::ImageLayerGzip | MediaType::ImageLayerNonDistributableGzip => Packing::Gzip,
-        MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => Packing::Zstd,
+        MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => LayerCompression::None,
+        MediaType::ImageLayerGzip | MediaType::ImageLayerNonDistributableGzip => {
+            LayerCompression::Gzip
+        }
+        MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => {
+            LayerCompression::Zstd
+        }
         MediaType::Other(other) => match other.as_str() {
-            "application/vnd.docker.image.rootfs.diff.tar" => Packing::None,
+            "application/vnd.docker.image.rootfs.diff.tar" => LayerCompression::None,
             "application/vnd.docker.image.rootfs.diff.tar.gzip"
-            | "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip" => Packing::Gzip,
-            "application/vnd.docker.image.rootfs.diff.tar.zstd" => Packing::Zstd,
+            | "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip" => LayerCompression::Gzip,
+            "application/vnd.docker.image.rootfs.diff.tar.zstd" => LayerCompression::Zstd,
             other => return Err(unknown(other)),
         },
         other => return Err(unknown(other.as_ref())),

@@ -1,6 +1,6 @@
 //! Pushes a checkpoint to a registry.
 
-use super::image::{self, Image, LAYERS_MAX, Origin};
+use super::image::{self, Image, ImageOrigin, LAYERS_MAX};
 use super::layer::{self, Layer};
 use super::registry::Registry;
 use crate::engine::api::VerbResult;
@@ -19,7 +19,7 @@ pub struct Base {
     /// The image.
     pub image: Image,
     /// Its checkpoint.
-    pub origin: Origin,
+    pub origin: ImageOrigin,
 }
 
 impl Base {
@@ -39,7 +39,7 @@ pub fn base_for(
     registry: &Registry,
     tag: &str,
     store: &str,
-    is_kept: &mut dyn FnMut(&Origin) -> VerbResult<bool>,
+    is_kept: &mut dyn FnMut(&ImageOrigin) -> VerbResult<bool>,
 ) -> VerbResult<Option<Base>> {
     let mut usable = |tag: &str, manifest: Vec<u8>| -> VerbResult<Option<Base>> {
         let Ok(parsed) = image::manifest_of(&manifest) else {
@@ -106,7 +106,7 @@ pub fn base_for(
 
 /// The result of a push.
 #[derive(Debug)]
-pub struct Put {
+pub struct PutResult {
     /// Digest of the manifest.
     pub digest: String,
     /// Number of layers of the image.
@@ -123,10 +123,10 @@ pub struct Put {
 pub fn put(
     registry: &Registry,
     tag: &str,
-    made: &image::Made,
+    made: &image::NewImage,
     layer: Option<&Layer>,
     progress: &dyn Fn(u64, u64),
-) -> VerbResult<Put> {
+) -> VerbResult<PutResult> {
     let mut sent = 0;
     if let Some(layer) = layer {
         let read = |offset: u64, buffer: &mut [u8]| layer::read_at(&layer.file, offset, buffer);
@@ -148,7 +148,7 @@ pub fn put(
         sent += size;
     }
     registry.put_manifest(tag, super::MANIFEST_KIND, &made.manifest)?;
-    Ok(Put {
+    Ok(PutResult {
         digest: super::digest_of(&made.manifest),
         layers: made.layers,
         sent: sent + made.manifest.len() as u64,
@@ -159,13 +159,13 @@ pub fn put(
 ///
 /// # Errors
 /// Errors of the registry.
-pub fn put_again(registry: &Registry, tag: &str, base: &Base) -> VerbResult<Put> {
+pub fn put_again(registry: &Registry, tag: &str, base: &Base) -> VerbResult<PutResult> {
     let mut sent = 0;
     if base.tag != tag {
         registry.put_manifest(tag, super::MANIFEST_KIND, &base.manifest)?;
         sent = base.manifest.len() as u64;
     }
-    Ok(Put {
+    Ok(PutResult {
         digest: super::digest_of(&base.manifest),
         layers: base.image.manifest.layers().len(),
         sent,

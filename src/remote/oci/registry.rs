@@ -19,8 +19,8 @@ use reqwest::header::{
 };
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 
-use super::auth::{Found, PASSWORD_VARIABLE, USER_VARIABLE};
-use super::{Hashing, Place, digest_of, in_scratch};
+use super::auth::{FoundLogin, PASSWORD_VARIABLE, USER_VARIABLE};
+use super::{HashingIo, ImageRef, digest_of, in_scratch};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
 use crate::remote::http::{client, tls_trouble};
 use said::{plainly, reason_of};
@@ -52,32 +52,32 @@ pub struct Registry {
     http: Client,
     /// `SCHEME://HOST/v2/NAME/`.
     base: Url,
-    place: Place,
+    place: ImageRef,
     /// The permissions to request with a token.
     scope: String,
-    known: Found,
+    known: FoundLogin,
     /// The authorization header that the registry accepts.
     said: RefCell<Option<HeaderValue>>,
 }
 
 /// A failure.
 #[derive(Debug)]
-enum Trouble {
+enum RegistryError {
     /// A retry may succeed.
     Passing(VerbError),
     /// A retry would fail.
     Lasting(VerbError),
 }
 
-impl Trouble {
+impl RegistryError {
     fn why(self) -> VerbError {
         match self {
-            Trouble::Passing(why) | Trouble::Lasting(why) => why,
+            RegistryError::Passing(why) | RegistryError::Lasting(why) => why,
         }
     }
 }
 
-type Tried<T> = Result<T, Trouble>;
+type Tried<T> = Result<T, RegistryError>;
 
 /// Returns whether a registry at this address may be contacted without TLS.
 fn is_loopback(host: &str) -> bool {
@@ -94,7 +94,12 @@ impl Registry {
     ///
     /// # Errors
     /// `usage`; `internal` if no client can be created.
-    pub fn new(place: Place, known: Found, write: bool, plain: bool) -> VerbResult<Registry> {
+    pub fn new(
+        place: ImageRef,
+        known: FoundLogin,
+        write: bool,
+        plain: bool,
+    ) -> VerbResult<Registry> {
         let internal =
             |cause: &dyn std::fmt::Display| error(Code::Internal, format!("HTTP: {cause}"));
         let loopback = is_loopback(&place.host);
@@ -145,7 +150,7 @@ impl Registry {
                 .await
                 .map(Some)
         }));
-        let found = found.map_err(Trouble::why)?;
+        let found = found.map_err(RegistryError::why)?;
         match &found {
             Some(bytes) if wanted.contains(':') && digest_of(bytes) != wanted => {
                 Err(self.not_as_said("manifest", wanted))
@@ -168,7 +173,7 @@ impl Registry {
             let answer = self.ask(asked, SEND_MAX).await?;
             self.expect(answer, StatusCode::CREATED).await.map(drop)
         }));
-        put.map_err(Trouble::why)
+        put.map_err(RegistryError::why)
     }
 
     /// Lists the tags of the repository, up to the number in one answer.
@@ -189,12 +194,12 @@ impl Registry {
                 .await
         }));
         let listed: serde_json::Value =
-            serde_json::from_slice(&listed.map_err(Trouble::why)?).unwrap_or_default();
+            serde_json::from_slice(&listed.map_err(RegistryError::why)?).unwrap_or_default();
         let tags = listed.get("tags").and_then(|tags| tags.as_array());
         let tags = tags.into_iter().flatten().filter_map(|tag| tag.as_str());
         // Only valid tags may be part of the next request.
         Ok(tags
-            .filter(|tag| Place::parse(&format!("{}:{tag}", self.place.repository())).is_ok())
+            .filter(|tag| ImageRef::parse(&format!("{}:{tag}", self.place.repository())).is_ok())
             .map(str::to_owned)
             .collect())
     }
@@ -207,7 +212,7 @@ impl Registry {
         let has = self
             .runtime
             .block_on(self.several_times(async || self.has(digest).await));
-        has.map_err(Trouble::why)
+        has.map_err(RegistryError::why)
     }
 
     /// Fetches a short blob and verifies its digest.
@@ -223,7 +228,7 @@ impl Registry {
             let answer = self.expect(answer, StatusCode::OK).await?;
             self.short(answer, MANIFEST_BYTES_MAX, what).await
         }));
-        let bytes = bytes.map_err(Trouble::why)?;
+        let bytes = bytes.map_err(RegistryError::why)?;
         if digest_of(&bytes) == digest {
             Ok(bytes)
         } else {
@@ -244,14 +249,14 @@ impl Registry {
     ) -> VerbResult<()> {
         let url = self.url(&format!("blobs/{digest}"))?;
         let received = self.runtime.block_on(self.several_times(async || {
-            emptied(out).map_err(|cause| Trouble::Lasting(in_scratch(&cause)))?;
+            emptied(out).map_err(|cause| RegistryError::Lasting(in_scratch(&cause)))?;
             let answer = self
                 .ask(self.request(Method::GET, &url), ANSWER_MAX)
                 .await?;
             let answer = self.expect(answer, StatusCode::OK).await?;
             self.receive(answer, digest, size, out, progress).await
         }));
-        received.map_err(Trouble::why)
+        received.map_err(RegistryError::why)
     }
 
     /// Sends a blob unless the registry has it; returns whether it was sent.
@@ -272,7 +277,7 @@ impl Registry {
             }
             self.send(digest, size, read, progress).await.map(|()| true)
         }));
-        sent.map_err(Trouble::why)
+        sent.map_err(RegistryError::why)
     }
 
     /// Returns the repository for a message.
@@ -289,7 +294,7 @@ impl Registry {
     async fn has(&self, digest: &str) -> Tried<bool> {
         let url = self
             .url(&format!("blobs/{digest}"))
-            .map_err(Trouble::Lasting)?;
+            .map_err(RegistryError::Lasting)?;
         let answer = self
             .ask(self.request(Method::HEAD, &url), ANSWER_MAX)
             .await?;
@@ -306,14 +311,14 @@ impl Registry {
         read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>,
         progress: &dyn Fn(u64),
     ) -> Tried<()> {
-        let url = self.url("blobs/uploads/").map_err(Trouble::Lasting)?;
+        let url = self.url("blobs/uploads/").map_err(RegistryError::Lasting)?;
         let asked = self.request(Method::POST, &url).header(CONTENT_LENGTH, 0);
         let answer = self.ask(asked, ANSWER_MAX).await?;
         let mut place = self.place_of(self.expect(answer, StatusCode::ACCEPTED).await?)?;
         let piece = |offset: u64| -> Tried<Vec<u8>> {
             let length = usize::try_from(PIECE_BYTES.min(size - offset)).unwrap_or(0);
             let mut bytes = vec![0; length];
-            read(offset, &mut bytes).map_err(|cause| Trouble::Lasting(in_scratch(&cause)))?;
+            read(offset, &mut bytes).map_err(|cause| RegistryError::Lasting(in_scratch(&cause)))?;
             Ok(bytes)
         };
         let (mut offset, mut last) = (0, Vec::new());
@@ -367,13 +372,13 @@ impl Registry {
         out: &File,
         progress: &dyn Fn(u64),
     ) -> Tried<()> {
-        let mut out = Hashing::new(out);
+        let mut out = HashingIo::new(out);
         while let Some(bytes) = self.next(&mut answer).await? {
             if out.bytes + bytes.len() as u64 > size {
-                return Err(Trouble::Lasting(self.not_as_said("layer", digest)));
+                return Err(RegistryError::Lasting(self.not_as_said("layer", digest)));
             }
             out.write_all(&bytes)
-                .map_err(|cause| Trouble::Lasting(in_scratch(&cause)))?;
+                .map_err(|cause| RegistryError::Lasting(in_scratch(&cause)))?;
             progress(out.bytes);
         }
         let (_, received, bytes) = out.finish();
@@ -381,7 +386,7 @@ impl Registry {
             return Err(self.cut("the connection ended in the middle of a layer"));
         }
         if received != digest {
-            return Err(Trouble::Lasting(self.not_as_said("layer", digest)));
+            return Err(RegistryError::Lasting(self.not_as_said("layer", digest)));
         }
         Ok(())
     }
@@ -452,7 +457,7 @@ impl Registry {
                 let why = plainly(&cause);
                 Err(if let Some((what, advice)) = tls_trouble(&why) {
                     let why = format!("{}: {what} ({why})", self.place);
-                    Trouble::Lasting(hinted(Code::RemoteFailed, why, advice))
+                    RegistryError::Lasting(hinted(Code::RemoteFailed, why, advice))
                 } else if cause.is_redirect() || cause.is_builder() {
                     self.failed(&why)
                 } else {
@@ -480,7 +485,7 @@ impl Registry {
         let said = format!("{status}{}", reason_of(&reason));
         Err(match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Trouble::Lasting(self.forbidden(&said))
+                RegistryError::Lasting(self.forbidden(&said))
             }
             StatusCode::TOO_MANY_REQUESTS => self.cut(&said),
             status if status.is_server_error() => self.cut(&said),
@@ -490,10 +495,10 @@ impl Registry {
 
     fn forbidden(&self, said: &str) -> VerbError {
         let hint = match &self.known {
-            Found { login: Some(_), .. } => {
+            FoundLogin { login: Some(_), .. } => {
                 "the name or the password is wrong, or may not do this".to_owned()
             }
-            Found { helper: true, .. } => format!(
+            FoundLogin { helper: true, .. } => format!(
                 "docker's credential helper is not asked: set {USER_VARIABLE} and {PASSWORD_VARIABLE}"
             ),
             _ => format!(
@@ -508,17 +513,17 @@ impl Registry {
         )
     }
 
-    fn failed(&self, why: &str) -> Trouble {
-        Trouble::Lasting(error(Code::RemoteFailed, format!("{}: {why}", self.place)))
+    fn failed(&self, why: &str) -> RegistryError {
+        RegistryError::Lasting(error(Code::RemoteFailed, format!("{}: {why}", self.place)))
     }
 
-    fn cut(&self, why: &str) -> Trouble {
+    fn cut(&self, why: &str) -> RegistryError {
         let hint = if self.base.scheme() == "https" {
             "run it again: nothing is sent twice; a registry without TLS needs --plain-http"
         } else {
             "run it again: nothing is sent twice"
         };
-        Trouble::Passing(hinted(
+        RegistryError::Passing(hinted(
             Code::RemoteFailed,
             format!("{}: {why}", self.place),
             hint,
@@ -540,7 +545,7 @@ impl Registry {
         let mut pause = PAUSE;
         for _ in 1..TRIES {
             match work().await {
-                Err(Trouble::Passing(why)) => tracing::debug!("again: {}", why.message),
+                Err(RegistryError::Passing(why)) => tracing::debug!("again: {}", why.message),
                 done => return done,
             }
             tokio::time::sleep(pause).await;
@@ -551,7 +556,7 @@ impl Registry {
 }
 
 /// Docker's registry has another host than its name.
-fn host_of(place: &Place) -> &str {
+fn host_of(place: &ImageRef) -> &str {
     match place.host.as_str() {
         "docker.io" | "index.docker.io" => "registry-1.docker.io",
         host => host,
@@ -583,8 +588,8 @@ mod tests {
             assert!(!is_loopback(host), "{host}");
         }
         let at = |text: &str, plain| {
-            let place = Place::parse(text).expect("a place");
-            Registry::new(place, Found::default(), false, plain)
+            let place = ImageRef::parse(text).expect("a place");
+            Registry::new(place, FoundLogin::default(), false, plain)
                 .expect("made")
                 .base
                 .to_string()

@@ -18,14 +18,14 @@ use std::os::unix::fs::MetadataExt;
 
 use super::layer::{OPAQUE, WHITEOUT};
 use super::untar::{self, Untar};
-use super::{Hashing, bare, in_scratch, scratch};
+use super::{HashingIo, bare, in_scratch, scratch};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, error};
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::remote::limits::{self, IMAGE_DEPTH_MAX, IMAGE_ENTRY_BYTES, Limits};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::sys::{self, Errno, Kind, SysResult};
 use crate::transfer::is_zeros;
-use crate::transfer::place::{Parent, split};
+use crate::transfer::place::{DirCache, split};
 use crate::transfer::write::Writer;
 
 /// Size of the buffers.
@@ -35,7 +35,7 @@ const SET_ID: u32 = 0o6000;
 
 /// The compression of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
+pub enum LayerCompression {
     /// Uncompressed.
     None,
     /// gzip.
@@ -46,18 +46,18 @@ pub enum Packing {
 
 /// A layer as fetched from the registry.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedLayer {
     /// The file.
     pub file: File,
     /// Its compression.
-    pub packing: Packing,
+    pub packing: LayerCompression,
     /// Digest of the uncompressed tar.
     pub diff_id: String,
 }
 
 /// Counts of objects of an image that are left out.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Left {
+pub struct LeftOutCounts {
     /// Devices.
     pub devices: u64,
     /// Files whose set-id bits were removed.
@@ -77,7 +77,7 @@ struct Inode {
 
 /// The tree of an image.
 #[derive(Default)]
-pub struct Tree {
+pub struct ImageTree {
     inodes: Vec<Inode>,
     names: BTreeMap<Vec<u8>, usize>,
     trusted: bool,
@@ -89,35 +89,39 @@ pub struct Tree {
     /// layer. They are not searched again for each whiteout of the layer.
     hidden: HashMap<Vec<u8>, usize>,
     /// Objects left out.
-    pub left: Left,
+    pub left: LeftOutCounts,
 }
 
-type Unpacked<'a> = Untar<Hashing<Box<dyn Read + 'a>>>;
+type Unpacked<'a> = Untar<HashingIo<Box<dyn Read + 'a>>>;
 
-impl Packed {
+impl PackedLayer {
     /// Opens the layer at its beginning.
     fn open(&self) -> io::Result<Unpacked<'_>> {
         let mut file = &self.file;
         file.rewind()?;
         let packed = BufReader::with_capacity(CHUNK_BYTES, file);
         let unpacked: Box<dyn Read + '_> = match self.packing {
-            Packing::None => Box::new(packed),
-            Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
-            Packing::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(packed)?),
+            LayerCompression::None => Box::new(packed),
+            LayerCompression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
+            LayerCompression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(packed)?),
         };
-        Ok(Untar::new(Hashing::new(unpacked)))
+        Ok(Untar::new(HashingIo::new(unpacked)))
     }
 }
 
-impl Tree {
+impl ImageTree {
     /// Reads all layers to their end, the lowest first. `progress` receives the number of entries.
     ///
     /// # Errors
     /// `remote-failed`: a layer does not match its digest, or is invalid.
-    pub fn read(layers: &[Packed], trusted: bool, progress: &dyn Fn(u64)) -> VerbResult<Tree> {
-        let mut tree = Tree {
+    pub fn read(
+        layers: &[PackedLayer],
+        trusted: bool,
+        progress: &dyn Fn(u64),
+    ) -> VerbResult<ImageTree> {
+        let mut tree = ImageTree {
             trusted,
-            ..Tree::default()
+            ..ImageTree::default()
         };
         for (number, layer) in layers.iter().enumerate() {
             let read = tree.add(number, layer, progress);
@@ -134,7 +138,12 @@ impl Tree {
     }
 
     /// Reads one layer; returns the digest of its uncompressed tar.
-    fn add(&mut self, layer: usize, packed: &Packed, progress: &dyn Fn(u64)) -> io::Result<String> {
+    fn add(
+        &mut self,
+        layer: usize,
+        packed: &PackedLayer,
+        progress: &dyn Fn(u64),
+    ) -> io::Result<String> {
         let mut from = packed.open()?;
         let mut entry_number = 0;
         while let Some(entry) = from.advance()? {
@@ -400,7 +409,7 @@ impl Tree {
     /// `remote-failed`, also if the filesystem would become full; errors of the scratch file.
     pub fn write(
         &self,
-        layers: &[Packed],
+        layers: &[PackedLayer],
         (dest, writer): (&OwnedFd, &Writer),
         progress: &dyn Fn(u64),
     ) -> VerbResult<Vec<Refused>> {
@@ -408,9 +417,9 @@ impl Tree {
         for (path, inode) in &self.names {
             names.entry(*inode).or_default().push(path);
         }
-        let mut making = Making {
+        let mut making = TreeCreation {
             writer,
-            parent: Parent::default(),
+            parent: DirCache::default(),
             refused: Vec::new(),
             made: 0,
         };
@@ -457,14 +466,14 @@ impl Tree {
 }
 
 /// The state of the creation.
-struct Making<'a> {
+struct TreeCreation<'a> {
     writer: &'a Writer,
-    parent: Parent,
+    parent: DirCache,
     refused: Vec<Refused>,
     made: u64,
 }
 
-impl Making<'_> {
+impl TreeCreation<'_> {
     /// Creates an inode with all its names.
     fn inode(
         &mut self,

@@ -3,8 +3,8 @@
 use super::*;
 
 /// Reads layers with these files.
-fn read(layers: &[Vec<String>]) -> Tree {
-    let mut tree = Tree::default();
+fn read(layers: &[Vec<String>]) -> ImageTree {
+    let mut tree = ImageTree::default();
     for (layer, names) in layers.iter().enumerate() {
         for (number, name) in names.iter().enumerate() {
             let entry = untar::Entry {
@@ -26,7 +26,7 @@ fn read(layers: &[Vec<String>]) -> Tree {
     tree
 }
 
-fn names(tree: &Tree) -> Vec<String> {
+fn names(tree: &ImageTree) -> Vec<String> {
     let names = tree.names.keys();
     names
         .map(|name| String::from_utf8_lossy(name).into_owned())

@@ -46,7 +46,7 @@ pub struct Entry {
 
 /// Fields from the extended headers before an entry.
 #[derive(Default)]
-struct Extended {
+struct ExtendedHeaders {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -83,7 +83,7 @@ impl<R: Read> Untar<R> {
     /// # Errors
     /// Errors of reading; it is not a tar.
     pub fn advance(&mut self) -> io::Result<Option<Entry>> {
-        let mut extended = Extended::default();
+        let mut extended = ExtendedHeaders::default();
         loop {
             self.skip(self.content.saturating_add(self.padding))?;
             (self.content, self.padding) = (0, 0);
@@ -108,7 +108,7 @@ impl<R: Read> Untar<R> {
         header: &Header,
         kind: u8,
         size: u64,
-        extended: Extended,
+        extended: ExtendedHeaders,
     ) -> io::Result<Entry> {
         let name = extended
             .name
@@ -243,7 +243,7 @@ impl<R: Read> Read for Untar<R> {
     }
 }
 
-impl Extended {
+impl ExtendedHeaders {
     /// Parses records `LENGTH KEY=VALUE\n`, where the length includes the whole record.
     fn take_pax(&mut self, mut records: &[u8]) -> io::Result<()> {
         let broken = || odd("an extended header cannot be understood");

@@ -11,11 +11,11 @@ use rustic_core::{
     BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
 };
 
-use super::kept::Kept;
-use super::patient::Trouble;
+use super::kept::RepoCache;
+use super::patient::RemoteTrouble;
 use super::rest::{Login, Rest};
 use super::s3::S3;
-use super::seal::{self, Seal, Size};
+use super::seal::{self, RepoKey, Size};
 use super::{failed, told};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
 use crate::remote::limits::{CRYPT_BYTES, Limits, NODE_BYTES, RAISE};
@@ -99,7 +99,7 @@ const AHEAD_SLOW: Duration = Duration::from_millis(1500);
 /// Limits the transfer rate of both directions together. A single transfer, up to a pack, is not
 /// limited; the following one waits.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimit {
     bytes_per_second: u64,
     began: Instant,
     /// The earliest time of the next transfer, nanoseconds since `began`. Atomic, because readers
@@ -107,10 +107,10 @@ pub struct Pace {
     next: AtomicU64,
 }
 
-impl Pace {
+impl RateLimit {
     /// Creates a limit of at least one byte.
-    pub fn new(bytes_per_second: u64) -> Pace {
-        Pace {
+    pub fn new(bytes_per_second: u64) -> RateLimit {
+        RateLimit {
             bytes_per_second: bytes_per_second.max(1),
             began: Instant::now(),
             next: AtomicU64::new(0),
@@ -137,22 +137,22 @@ impl Pace {
 /// The size of everything read is limited ([`Limits`]), and so is the result in memory: data that
 /// the library would decompress without a limit is checked here first.
 #[derive(Debug)]
-pub struct Watched {
+pub struct CheckedBackend {
     inner: Arc<dyn WriteBackend>,
     limits: Limits,
     /// The directory of a local repository.
     local: Option<PathBuf>,
     /// The cache, once the repository is identified.
-    kept: OnceLock<Kept>,
+    kept: OnceLock<RepoCache>,
     /// The key, once it is known.
-    seal: OnceLock<Seal>,
+    seal: OnceLock<RepoKey>,
     /// Decompressed bytes of the index and of snapshots since the last listing.
     unpacked: [AtomicU64; 2],
     failed: Mutex<Option<VerbError>>,
     /// Cached ranges of packs, the most recently used last; `None`: the repository is local.
-    ahead: Option<Mutex<VecDeque<Piece>>>,
+    ahead: Option<Mutex<VecDeque<PackRange>>>,
     /// The transfer rate limit, if any.
-    pub pace: OnceLock<Pace>,
+    pub pace: OnceLock<RateLimit>,
     ahead_bytes: AtomicU32,
     /// The whole tree was received. Until then no snapshot is saved, however its producer ends.
     pub is_told: AtomicBool,
@@ -166,13 +166,13 @@ pub struct Watched {
 
 /// A range of a pack: its start and its bytes.
 #[derive(Clone, Debug)]
-struct Piece {
+struct PackRange {
     pack: Id,
     from: u32,
     bytes: bytes::Bytes,
 }
 
-impl Piece {
+impl PackRange {
     fn part(&self, offset: u32, length: u32) -> Option<bytes::Bytes> {
         part_of(&self.bytes, offset.checked_sub(self.from)?, length)
     }
@@ -184,11 +184,11 @@ fn part_of(bytes: &bytes::Bytes, offset: u32, length: u32) -> Option<bytes::Byte
     (to <= bytes.len()).then(|| bytes.slice(from..to))
 }
 
-impl Watched {
+impl CheckedBackend {
     /// A local repository is read without read-ahead.
-    pub fn new(inner: Arc<dyn WriteBackend>, url: &str, limits: Limits) -> Watched {
+    pub fn new(inner: Arc<dyn WriteBackend>, url: &str, limits: Limits) -> CheckedBackend {
         let local = is_local(url).then(|| url.strip_prefix("local:").unwrap_or(url));
-        Watched {
+        CheckedBackend {
             ahead: local.is_none().then(Mutex::default),
             ahead_bytes: AtomicU32::new(AHEAD_BYTES),
             inner,
@@ -231,19 +231,19 @@ impl Watched {
     }
 
     /// Sets the key of the repository.
-    pub fn unseal(&self, seal: Option<Seal>) {
+    pub fn unseal(&self, seal: Option<RepoKey>) {
         seal.map(|seal| self.seal.set(seal));
     }
 
     /// Sets the directory of the cache.
     pub fn keep(&self, cache: &Path, repository: &str) {
-        match Kept::new(cache, repository) {
+        match RepoCache::new(cache, repository) {
             Ok(kept) => drop(self.kept.set(kept)),
             Err(cause) => tracing::debug!(%cause, "nothing is kept of the repository"),
         }
     }
 
-    fn kept_of(&self, tpe: FileType, cacheable: bool) -> Option<&Kept> {
+    fn kept_of(&self, tpe: FileType, cacheable: bool) -> Option<&RepoCache> {
         let is_kept = cacheable || matches!(tpe, FileType::Index | FileType::Snapshot);
         self.kept.get().filter(|_| is_kept)
     }
@@ -401,7 +401,7 @@ impl Watched {
             _ => ahead_bytes,
         };
         self.ahead_bytes.store(next, Ordering::Relaxed);
-        let piece = Piece {
+        let piece = PackRange {
             pack: *id,
             from: offset,
             bytes,
@@ -420,7 +420,7 @@ impl Watched {
 
 /// Returns the error for an exceeded limit.
 fn exceeded(tpe: FileType, what: std::fmt::Arguments<'_>) -> Box<RusticError> {
-    let trouble = Trouble {
+    let trouble = RemoteTrouble {
         what: format!("{} {what}", name_of(tpe)),
         advice: Some(RAISE),
     };
@@ -438,7 +438,7 @@ fn name_of(tpe: FileType) -> &'static str {
     }
 }
 
-impl ReadBackend for Watched {
+impl ReadBackend for CheckedBackend {
     fn location(&self) -> String {
         self.inner.location()
     }
@@ -520,7 +520,7 @@ impl ReadBackend for Watched {
     }
 }
 
-impl WriteBackend for Watched {
+impl WriteBackend for CheckedBackend {
     fn create(&self) -> RusticResult<()> {
         self.inner.create()
     }

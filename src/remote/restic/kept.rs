@@ -24,15 +24,15 @@ pub fn make_dir(dir: &Path) -> io::Result<()> {
 
 /// The cached objects of one repository.
 #[derive(Debug)]
-pub struct Kept(PathBuf);
+pub struct RepoCache(PathBuf);
 
-impl Kept {
+impl RepoCache {
     /// Opens the cache of a repository with this ID. `cache`: the directory for all repositories;
     /// access of other users is removed.
     ///
     /// # Errors
     /// Errors of its creation.
-    pub fn new(cache: &Path, repository: &str) -> io::Result<Kept> {
+    pub fn new(cache: &Path, repository: &str) -> io::Result<RepoCache> {
         make_dir(cache)?;
         fs::set_permissions(cache, Permissions::from_mode(0o700))?;
         let mut options = File::options();
@@ -43,7 +43,7 @@ impl Kept {
         }
         let dir = cache.join(repository);
         make_dir(&dir)?;
-        Ok(Kept(dir))
+        Ok(RepoCache(dir))
     }
 
     fn path(&self, kind: FileType, id: &Id) -> PathBuf {
@@ -138,7 +138,7 @@ mod tests {
         let cache = dir.path().join("cache");
         fs::create_dir(&cache).expect("made");
         fs::set_permissions(&cache, Permissions::from_mode(0o755)).expect("open to others");
-        let kept = Kept::new(&cache, "ab").expect("made");
+        let kept = RepoCache::new(&cache, "ab").expect("made");
         let id = Id::default();
         let content = [Bytes::from_static(b"ab"), Bytes::from_static(b"cd")];
         kept.write(FileType::Index, &id, &content);

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustic_core::repofile::{Node, NodeType};
 use rustic_core::{IndexedFullStatus, Repository, TreeId};
 
-use super::{Pushed, failed, trouble_of};
+use super::{PushedSnapshot, failed, trouble_of};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::{self, DEPTH_MAX, Limits, NODE_BYTES};
 
@@ -65,7 +65,7 @@ impl Totals {
 }
 
 /// A directory being read.
-struct Open {
+struct DirMeasure {
     id: TreeId,
     totals: Totals,
     own_open: u64,
@@ -76,7 +76,7 @@ struct Open {
 }
 
 /// Returns the error for a snapshot whose tree is invalid.
-pub fn broken(pushed: &Pushed, what: &str) -> VerbError {
+pub fn broken(pushed: &PushedSnapshot, what: &str) -> VerbError {
     hinted(
         Code::Incomplete,
         format!("snapshot {}: {what}", pushed.snapshot),
@@ -91,7 +91,7 @@ pub fn broken(pushed: &Pushed, what: &str) -> VerbError {
 /// limit is exceeded.
 pub fn measure(
     repo: &Repository<IndexedFullStatus>,
-    pushed: &Pushed,
+    pushed: &PushedSnapshot,
 ) -> VerbResult<(Node, Totals)> {
     let top = repo.get_tree(&pushed.file.tree).map_err(failed)?;
     let is_root = |node: &Node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes();
@@ -115,9 +115,13 @@ pub fn measure(
     Ok((root, totals))
 }
 
-fn below(repo: &Repository<IndexedFullStatus>, pushed: &Pushed, top: TreeId) -> VerbResult<Totals> {
+fn below(
+    repo: &Repository<IndexedFullStatus>,
+    pushed: &PushedSnapshot,
+    top: TreeId,
+) -> VerbResult<Totals> {
     let mut known: HashMap<TreeId, Option<Totals>> = HashMap::new();
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<DirMeasure> = Vec::new();
     let mut next = Some((top, 0));
     loop {
         let (id, name) = match next.take() {
@@ -157,7 +161,7 @@ fn below(repo: &Repository<IndexedFullStatus>, pushed: &Pushed, top: TreeId) -> 
 
 /// Reads one directory. A missing or damaged one counts as empty here; the code that creates the
 /// tree reports it.
-fn read(repo: &Repository<IndexedFullStatus>, id: TreeId, name: u64) -> VerbResult<Open> {
+fn read(repo: &Repository<IndexedFullStatus>, id: TreeId, name: u64) -> VerbResult<DirMeasure> {
     let nodes = match repo.get_tree(&id) {
         Ok(tree) => tree.nodes,
         Err(cause) if trouble_of(&cause).is_some() => return Err(failed(cause)),
@@ -171,7 +175,7 @@ fn read(repo: &Repository<IndexedFullStatus>, id: TreeId, name: u64) -> VerbResu
             left.push((subtree, node.name.len() as u64));
         }
     }
-    Ok(Open {
+    Ok(DirMeasure {
         id,
         own_open: totals.open,
         totals,

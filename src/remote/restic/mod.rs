@@ -32,9 +32,9 @@ use rustic_core::{
     RepositoryOptions, RusticError, SnapshotOptions, StringList,
 };
 
-use self::backend::{Pace, Watched};
-use self::patient::Trouble;
-use self::seal::Seal;
+use self::backend::{CheckedBackend, RateLimit};
+use self::patient::RemoteTrouble;
+use self::seal::RepoKey;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::Limits;
 use crate::store::ids::CheckpointId;
@@ -47,7 +47,7 @@ const CHECKPOINT_TAG: &str = "checkpoint=";
 
 /// The purpose of opening a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum OpenPurpose {
     /// Create one if none exists.
     Create,
     /// For a verb, which waits for a server that restarts.
@@ -59,12 +59,12 @@ pub enum Purpose {
 /// An open repository.
 pub struct Remote {
     repo: Repository<OpenStatus>,
-    watched: Arc<Watched>,
+    watched: Arc<CheckedBackend>,
 }
 
 /// A snapshot that ckptfs created.
 #[derive(Clone, Debug)]
-pub struct Pushed {
+pub struct PushedSnapshot {
     /// The ID of the snapshot in the repository, in hexadecimal.
     pub snapshot: String,
     /// The store.
@@ -89,10 +89,10 @@ impl Remote {
     ///
     /// # Errors
     /// `bad-password`, `unknown-remote` if the repository does not exist, `remote-failed`.
-    pub fn open(url: &str, password: &str, purpose: Purpose) -> VerbResult<Remote> {
-        let opened = backend::open(url, purpose == Purpose::Serve)?;
+    pub fn open(url: &str, password: &str, purpose: OpenPurpose) -> VerbResult<Remote> {
+        let opened = backend::open(url, purpose == OpenPurpose::Serve)?;
         let limits = Limits::new();
-        let watched = Arc::new(Watched::new(opened, url, limits));
+        let watched = Arc::new(CheckedBackend::new(opened, url, limits));
         let backends = RepositoryBackends::new(Arc::clone(&watched) as _, None);
         // The library's cache would bypass the limits; `kept` caches instead.
         let options = RepositoryOptions::default().no_cache(true);
@@ -100,14 +100,14 @@ impl Remote {
         let repo = match repo.config_id().map_err(failed)? {
             Some(_) => {
                 let key = keys::find(&*watched, password, limits)?;
-                watched.unseal(Seal::new(&key));
+                watched.unseal(RepoKey::new(&key));
                 repo.open(&Credentials::Masterkey(key)).map_err(failed)?
             }
-            None if purpose == Purpose::Create => {
+            None if purpose == OpenPurpose::Create => {
                 let credentials = Credentials::password(password);
                 let (key, config) = (KeyOptions::default(), ConfigOptions::default());
                 let repo = repo.init(&credentials, &key, &config).map_err(failed)?;
-                watched.unseal(Seal::new(&repo.key()));
+                watched.unseal(RepoKey::new(&repo.key()));
                 repo
             }
             None => {
@@ -126,18 +126,18 @@ impl Remote {
 
     /// Limits the bytes sent and received per second, averaged over some packs.
     pub fn limit(&self, bytes_per_second: u64) {
-        drop(self.watched.pace.set(Pace::new(bytes_per_second)));
+        drop(self.watched.pace.set(RateLimit::new(bytes_per_second)));
     }
 
     /// Lists the snapshots of checkpoints, the oldest checkpoint first; `store`: only of this one.
     ///
     /// # Errors
     /// `remote-failed`.
-    pub fn pushed(&self, store: Option<&str>) -> VerbResult<Vec<Pushed>> {
+    pub fn pushed(&self, store: Option<&str>) -> VerbResult<Vec<PushedSnapshot>> {
         let all = self.repo.get_all_snapshots().map_err(failed)?;
-        let mut pushed: Vec<Pushed> = all
+        let mut pushed: Vec<PushedSnapshot> = all
             .into_iter()
-            .filter_map(Pushed::of)
+            .filter_map(PushedSnapshot::of)
             .filter(|one| store.is_none_or(|store| one.store == store))
             .collect();
         pushed.sort_by(|a, b| (&a.store, a.created).cmp(&(&b.store, b.created)));
@@ -145,8 +145,8 @@ impl Remote {
     }
 }
 
-impl Pushed {
-    fn of(file: SnapshotFile) -> Option<Pushed> {
+impl PushedSnapshot {
+    fn of(file: SnapshotFile) -> Option<PushedSnapshot> {
         // A snapshot with two values of one tag is not trusted.
         let value = |key: &str| {
             let mut all = file.tags.iter().filter_map(|tag| tag.strip_prefix(key));
@@ -157,7 +157,7 @@ impl Pushed {
         }
         let (store, checkpoint) = (value(STORE_TAG)?, value(CHECKPOINT_TAG)?.parse().ok()?);
         let root = file.paths.iter().next()?.trim_start_matches('/').to_owned();
-        Some(Pushed {
+        Some(PushedSnapshot {
             snapshot: file.id.to_hex().to_string(),
             store: store.to_owned(),
             checkpoint: CheckpointId(checkpoint),
@@ -182,7 +182,7 @@ fn is_own(tag: &str) -> bool {
 }
 
 /// Returns the snapshot of a checkpoint, still without content.
-fn snapshot(of: &push::What) -> VerbResult<SnapshotFile> {
+fn snapshot(of: &push::PushSource) -> VerbResult<SnapshotFile> {
     let mut tags = StringList::default();
     tags.add(TAG.to_owned());
     tags.add(format!("{STORE_TAG}{}", of.store));
@@ -272,10 +272,10 @@ fn told(cause: &RusticError) -> VerbError {
 }
 
 /// Returns the cause of an error, if it is a failed server or an exceeded limit.
-fn trouble_of(cause: &RusticError) -> Option<&Trouble> {
+fn trouble_of(cause: &RusticError) -> Option<&RemoteTrouble> {
     let mut source = std::error::Error::source(cause);
     while let Some(found) = source {
-        if let Some(trouble) = found.downcast_ref::<Trouble>() {
+        if let Some(trouble) = found.downcast_ref::<RemoteTrouble>() {
             return Some(trouble);
         }
         source = found.source();
@@ -290,7 +290,7 @@ mod tests {
     /// `mkdir .snapshots/store=X` made a pushed snapshot that of another store.
     #[test]
     fn tags_of_a_checkpoint_do_not_say_which_it_is() {
-        let what = push::What {
+        let what = push::PushSource {
             tags: ["store=a", "checkpoint=1", "ckptfs", "mine"]
                 .map(String::from)
                 .to_vec(),
@@ -302,7 +302,7 @@ mod tests {
         };
         let mut file = snapshot(&what).expect("a snapshot");
         file.paths.add("/p".to_owned());
-        let pushed = Pushed::of(file.clone()).expect("ours");
+        let pushed = PushedSnapshot::of(file.clone()).expect("ours");
         assert_eq!(
             (pushed.store.as_str(), pushed.checkpoint),
             ("z", CheckpointId(7))
@@ -310,6 +310,6 @@ mod tests {
         assert_eq!(pushed.tags, ["mine"]);
         // As older versions pushed it.
         file.tags.add("checkpoint=1".to_owned());
-        assert!(Pushed::of(file).is_none());
+        assert!(PushedSnapshot::of(file).is_none());
     }
 }

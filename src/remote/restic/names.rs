@@ -28,7 +28,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A remote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Named {
+pub struct RemoteConfig {
     /// Its address.
     pub url: String,
     /// A file of mode 0600 whose first line is the password.
@@ -53,11 +53,11 @@ pub struct Named {
     pub system: bool,
 }
 
-type ByName = BTreeMap<String, Named>;
+type ByName = BTreeMap<String, RemoteConfig>;
 
 /// Remotes by name.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct RemoteConfigs {
     /// The file to write; `None`: the user has no configuration directory.
     path: Option<PathBuf>,
     by_name: ByName,
@@ -65,13 +65,13 @@ pub struct Names {
     system: ByName,
 }
 
-impl Names {
+impl RemoteConfigs {
     /// Reads the remotes of one file; a missing file contains none.
     ///
     /// # Errors
     /// `bad-config` if the file cannot be read, or others may write to it.
-    pub fn read(file: &Path) -> VerbResult<Names> {
-        Ok(Names {
+    pub fn read(file: &Path) -> VerbResult<RemoteConfigs> {
+        Ok(RemoteConfigs {
             path: Some(file.to_owned()),
             by_name: read(file, sys::ids().0)?,
             system: ByName::new(),
@@ -81,8 +81,8 @@ impl Names {
     /// Reads the remotes of a user and of the system.
     ///
     /// # Errors
-    /// `no-directory`: neither file can exist. As [`Names::read`].
-    pub fn of_user(file: Option<PathBuf>) -> VerbResult<Names> {
+    /// `no-directory`: neither file can exist. As [`RemoteConfigs::read`].
+    pub fn of_user(file: Option<PathBuf>) -> VerbResult<RemoteConfigs> {
         let system = match read(Path::new(SYSTEM_FILE), 0) {
             // It may be unreadable for other users.
             Err(why) if why.code == Code::NoPermission => ByName::new(),
@@ -92,7 +92,7 @@ impl Names {
             return Err(no_place());
         }
         let by_name = file.as_deref().map(|file| read(file, sys::ids().0));
-        Ok(Names {
+        Ok(RemoteConfigs {
             path: file,
             by_name: by_name.transpose()?.unwrap_or_default(),
             system,
@@ -102,8 +102,8 @@ impl Names {
     /// Reads the remotes of the system, to change them.
     ///
     /// # Errors
-    /// `no-permission`: the user is not root. As [`Names::read`].
-    pub fn of_system() -> VerbResult<Names> {
+    /// `no-permission`: the user is not root. As [`RemoteConfigs::read`].
+    pub fn of_system() -> VerbResult<RemoteConfigs> {
         if sys::ids().0 != 0 {
             return Err(hinted(
                 Code::NoPermission,
@@ -112,7 +112,7 @@ impl Names {
             ));
         }
         let file = Path::new(SYSTEM_FILE);
-        Ok(Names {
+        Ok(RemoteConfigs {
             path: Some(file.to_owned()),
             by_name: of_system(read(file, 0)?),
             system: ByName::new(),
@@ -120,7 +120,7 @@ impl Names {
     }
 
     /// Iterates over all remotes, those of the user first.
-    pub fn all(&self) -> impl Iterator<Item = (&str, &Named)> {
+    pub fn all(&self) -> impl Iterator<Item = (&str, &RemoteConfig)> {
         let of_system = self.system.iter();
         let of_system = of_system.filter(|(name, _)| !self.by_name.contains_key(*name));
         self.by_name
@@ -130,7 +130,7 @@ impl Names {
     }
 
     /// Returns the file of a remote.
-    pub fn file_of(&self, named: &Named) -> &Path {
+    pub fn file_of(&self, named: &RemoteConfig) -> &Path {
         match &self.path {
             Some(path) if !named.system => path,
             _ => Path::new(SYSTEM_FILE),
@@ -141,7 +141,7 @@ impl Names {
     ///
     /// # Errors
     /// `unknown-remote`.
-    pub fn get(&self, name: &str) -> VerbResult<&Named> {
+    pub fn get(&self, name: &str) -> VerbResult<&RemoteConfig> {
         let named = self.by_name.get(name).or_else(|| self.system.get(name));
         named.ok_or_else(|| {
             let known: Vec<&str> = self.all().map(|(name, _)| name).collect();
@@ -162,17 +162,17 @@ impl Names {
     ///
     /// # Errors
     /// `bad-name`, `bad-remote`, `remote-exists`; errors of writing.
-    pub fn add(&mut self, name: &str, named: Named, force: bool) -> VerbResult<()> {
+    pub fn add(&mut self, name: &str, named: RemoteConfig, force: bool) -> VerbResult<()> {
         self.check(name, &named, force)?;
         self.by_name.insert(name.to_owned(), named);
         self.write()
     }
 
-    /// Performs the checks of [`Names::add`].
+    /// Performs the checks of [`RemoteConfigs::add`].
     ///
     /// # Errors
     /// `bad-name`, `bad-remote`, `remote-exists`.
-    pub fn check(&self, name: &str, named: &Named, force: bool) -> VerbResult<()> {
+    pub fn check(&self, name: &str, named: &RemoteConfig, force: bool) -> VerbResult<()> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 64 || !name.bytes().all(fits) {
             return Err(hinted(
@@ -239,7 +239,7 @@ impl Names {
     }
 }
 
-impl Named {
+impl RemoteConfig {
     /// Returns the password: from the environment (`CKPTFS_REMOTE_PASSWORD`), the file, or the
     /// command; `None`: none of these is set, and the user must be asked.
     ///

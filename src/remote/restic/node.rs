@@ -31,7 +31,7 @@ const GO_KINDS: [(Kind, u32); 7] = [
 const GO_BITS: [(u32, u32); 3] = [(0o4000, 1 << 23), (0o2000, 1 << 22), (0o1000, 1 << 20)];
 
 /// The reason why the format cannot represent an entry.
-pub enum Unfit {
+pub enum Unrepresentable {
     /// Its name would change.
     Name,
     /// An extended attribute has a name that is not UTF-8.
@@ -40,21 +40,21 @@ pub enum Unfit {
     Time,
 }
 
-impl Unfit {
+impl Unrepresentable {
     pub fn reason(&self) -> &'static str {
         match self {
-            Unfit::Name => "its name does not fit into restic's format",
-            Unfit::Xattr => {
+            Unrepresentable::Name => "its name does not fit into restic's format",
+            Unrepresentable::Xattr => {
                 "an extended attribute has a name that is not UTF-8, which restic's format cannot hold"
             }
-            Unfit::Time => "one of its times is out of the range of restic's format",
+            Unrepresentable::Time => "one of its times is out of the range of restic's format",
         }
     }
 }
 
-fn timestamp(time: Time) -> Result<Timestamp, Unfit> {
-    let nanoseconds = i32::try_from(time.nsec).map_err(|_| Unfit::Time)?;
-    Timestamp::new(time.sec, nanoseconds).map_err(|_| Unfit::Time)
+fn timestamp(time: Time) -> Result<Timestamp, Unrepresentable> {
+    let nanoseconds = i32::try_from(time.nsec).map_err(|_| Unrepresentable::Time)?;
+    Timestamp::new(time.sec, nanoseconds).map_err(|_| Unrepresentable::Time)
 }
 
 /// Returns the time of a node; 1970 if it has no time.
@@ -75,7 +75,7 @@ pub fn of_entry(
     entry: &ExportEntry,
     name: &[u8],
     changed_after: Option<Timestamp>,
-) -> Result<Node, Unfit> {
+) -> Result<Node, Unrepresentable> {
     let mtime = timestamp(entry.mtime())?;
     let mut ctime = timestamp(Time {
         sec: entry.ctime[0],
@@ -84,14 +84,14 @@ pub fn of_entry(
     if let Some(after) = changed_after.filter(|after| ctime <= *after) {
         ctime = after
             .checked_add(jiff::SignedDuration::from_nanos(1))
-            .map_err(|_| Unfit::Time)?;
+            .map_err(|_| Unrepresentable::Time)?;
     }
     let xattrs = entry.xattrs.iter().map(|(name, value)| {
         serde_json::from_value(serde_json::json!({
-            "name": std::str::from_utf8(&name.0).map_err(|_| Unfit::Xattr)?,
+            "name": std::str::from_utf8(&name.0).map_err(|_| Unrepresentable::Xattr)?,
             "value": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &value.0),
         }))
-        .map_err(|_| Unfit::Xattr)
+        .map_err(|_| Unrepresentable::Xattr)
     });
     let linked = entry.is_linked();
     let meta = Metadata {
@@ -109,7 +109,7 @@ pub fn of_entry(
             0
         },
         links: if linked { entry.nlink.into() } else { 1 },
-        extended_attributes: xattrs.collect::<Result<_, Unfit>>()?,
+        extended_attributes: xattrs.collect::<Result<_, Unrepresentable>>()?,
         ..Metadata::default()
     };
     let kind = match entry.kind {
@@ -128,7 +128,7 @@ pub fn of_entry(
     if node.name().as_bytes() == name {
         Ok(node)
     } else {
-        Err(Unfit::Name)
+        Err(Unrepresentable::Name)
     }
 }
 

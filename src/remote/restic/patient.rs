@@ -33,24 +33,24 @@ const SHOWN_MAX: usize = 200;
 /// The reason why a request failed, for display, and a hint.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{what}")]
-pub struct Trouble {
+pub struct RemoteTrouble {
     /// Without a full stop, and without secrets.
     pub what: String,
     /// The hint, a sentence.
     pub advice: Option<&'static str>,
 }
 
-impl Trouble {
+impl RemoteTrouble {
     /// Describes a connection failure.
-    pub fn on_the_way(doing: &str, failure: &(dyn Error + 'static)) -> Trouble {
+    pub fn on_the_way(doing: &str, failure: &(dyn Error + 'static)) -> RemoteTrouble {
         let said = brief(&first_cause(failure).to_string());
         if let Some((why, advice)) = tls_trouble(&said) {
-            return Trouble {
+            return RemoteTrouble {
                 what: format!("{doing}: {why} ({said})"),
                 advice: Some(advice),
             };
         }
-        Trouble {
+        RemoteTrouble {
             what: format!("{doing}: {said}"),
             advice: None,
         }
@@ -86,7 +86,7 @@ pub fn payload(content: impl IntoIterator<Item = Bytes>) -> PutPayload {
 
 /// An HTTP client with an idle timeout. It follows no redirects.
 #[derive(Debug)]
-pub struct Patient {
+pub struct IdleTimeoutClient {
     /// For requests without a body: the library's read timeout applies.
     reading: Client,
     /// For requests with a body: no data is received while it is sent.
@@ -94,17 +94,17 @@ pub struct Patient {
     idle: Duration,
 }
 
-impl Patient {
+impl IdleTimeoutClient {
     /// Creates a client; sends nothing yet. `plain`: without TLS; `direct`: ignores the proxies of
     /// the environment; `connect`: time limit of a connection attempt.
-    pub fn new(plain: bool, direct: bool, connect: Duration) -> reqwest::Result<Patient> {
+    pub fn new(plain: bool, direct: bool, connect: Duration) -> reqwest::Result<IdleTimeoutClient> {
         let idle = http::idle();
         let client = || {
             let client = http::client(plain).connect_timeout(connect.min(idle));
             let client = if direct { client.no_proxy() } else { client };
             client.http1_only()
         };
-        Ok(Patient {
+        Ok(IdleTimeoutClient {
             reading: client().read_timeout(idle).build()?,
             sending: client().build()?,
             idle,
@@ -205,7 +205,7 @@ fn of_sending(cause: reqwest::Error) -> HttpError {
     HttpError::new(kind, cause.without_url())
 }
 
-impl HttpService for Patient {
+impl HttpService for IdleTimeoutClient {
     fn call<'me, 'asked>(
         &'me self,
         request: HttpRequest,
@@ -221,20 +221,21 @@ impl HttpService for Patient {
 /// Creates clients for the library, which uses other options for its requests for credentials on a
 /// virtual machine.
 #[derive(Debug)]
-pub struct Patients;
+pub struct IdleTimeoutConnector;
 
-impl HttpConnector for Patients {
+impl HttpConnector for IdleTimeoutConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let of = |key| options.get_config_value(&key);
         let plain = of(ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
         let connect = of(ClientConfigKey::ConnectTimeout);
         let connect = connect.and_then(|text| text.strip_suffix('s')?.parse().ok());
         let connect = connect.map_or(CONNECT_MAX, Duration::from_secs);
-        let patient =
-            Patient::new(plain, false, connect).map_err(|cause| object_store::Error::Generic {
+        let patient = IdleTimeoutClient::new(plain, false, connect).map_err(|cause| {
+            object_store::Error::Generic {
                 store: "S3",
                 source: Box::new(cause),
-            })?;
+            }
+        })?;
         Ok(HttpClient::new(patient))
     }
 }

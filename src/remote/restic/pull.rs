@@ -17,17 +17,17 @@ use rustic_core::repofile::Node;
 use rustic_core::{DataId, IndexedFullStatus, Repository, RusticResult};
 use sha2::{Digest, Sha256};
 
-use super::backend::Watched;
+use super::backend::CheckedBackend;
 use super::measure::{Totals, broken, measure};
-use super::there::{self, There};
-use super::{Pushed, Remote, failed, node};
+use super::there::{self, ExistingTree};
+use super::{PushedSnapshot, Remote, failed, node};
 use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
 use crate::remote::limits::{self, CRYPT_BYTES, DEPTH_MAX, Limits};
 use crate::store::layout::STORE_NAME;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind};
-use crate::transfer::{Feed, is_zeros};
+use crate::transfer::{PartSource, is_zeros};
 
 /// Limit of entries in one part, and approximate limit of the bytes of its files.
 const ENTRIES_MAX: usize = 64;
@@ -38,19 +38,19 @@ const MEMORY_BYTES_MAX: u64 = 8 << 20;
 pub(super) const HOLE_BYTES: usize = 4096;
 
 /// A snapshot being read.
-pub struct Reading {
+pub struct SnapshotReader {
     repo: Repository<IndexedFullStatus>,
-    watched: Arc<Watched>,
-    walk: Mutex<Walk>,
+    watched: Arc<CheckedBackend>,
+    walk: Mutex<SnapshotWalk>,
     dest: OwnedFd,
     /// Existing files at the destination, if they may be of this tree.
-    there: Option<There>,
-    pushed: Pushed,
+    there: Option<ExistingTree>,
+    pushed: PushedSnapshot,
 }
 
 /// The position in the tree.
 #[derive(Default)]
-struct Walk {
+struct SnapshotWalk {
     /// Open directories: path and remaining nodes.
     open: Vec<(Vec<u8>, std::vec::IntoIter<Node>)>,
     root: Option<Node>,
@@ -71,10 +71,10 @@ impl Remote {
     /// the filesystem.
     pub fn read(
         self,
-        pushed: &Pushed,
+        pushed: &PushedSnapshot,
         dest: OwnedFd,
         there: Option<OwnedFd>,
-    ) -> VerbResult<Reading> {
+    ) -> VerbResult<SnapshotReader> {
         let repo = self.repo.to_indexed().map_err(failed)?;
         let (root, totals) = measure(&repo, pushed)?;
         let Totals { entries, paths, .. } = totals;
@@ -88,32 +88,32 @@ impl Remote {
         if there.is_none() && !limits::has_room(&dest, 0, entries) {
             return Err(limits::no_room());
         }
-        let walk = Walk {
+        let walk = SnapshotWalk {
             root: Some(root),
             left: entries,
-            ..Walk::default()
+            ..SnapshotWalk::default()
         };
-        Ok(Reading {
+        Ok(SnapshotReader {
             repo,
             watched: self.watched,
             walk: Mutex::new(walk),
             dest,
-            there: there.map(There::new),
+            there: there.map(ExistingTree::new),
             pushed: pushed.clone(),
         })
     }
 }
 
 /// The share of one thread in reading a snapshot.
-pub struct Reader(pub Arc<Reading>);
+pub struct Reader(pub Arc<SnapshotReader>);
 
-impl Feed for Reader {
+impl PartSource for Reader {
     fn next(&mut self, _done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         self.0.part()
     }
 }
 
-impl Reading {
+impl SnapshotReader {
     fn part(&self) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         let mut part = ExportPart {
             run: 1,
@@ -145,8 +145,8 @@ impl Reading {
                         entry.data = ExportData::File;
                         files.push(OwnedFd::from(file));
                     }
-                    Err(Unread::Failed(error)) => return Err(error),
-                    Err(Unread::Refused(errno)) => {
+                    Err(ReadFailure::Failed(error)) => return Err(error),
+                    Err(ReadFailure::Refused(errno)) => {
                         part.refused.push(Refused {
                             path: entry.path,
                             errno: errno.0,
@@ -163,7 +163,7 @@ impl Reading {
     /// Returns the next nodes of the walk, with their entries.
     fn nodes(
         &self,
-        walk: &mut Walk,
+        walk: &mut SnapshotWalk,
         refused: &mut Vec<Refused>,
     ) -> VerbResult<Vec<(ExportEntry, Node)>> {
         let (mut nodes, mut bytes) = (Vec::new(), 0);
@@ -217,7 +217,13 @@ impl Reading {
         Ok(nodes)
     }
 
-    fn enter(&self, walk: &mut Walk, path: Vec<u8>, dir: &Node, refused: &mut Vec<Refused>) {
+    fn enter(
+        &self,
+        walk: &mut SnapshotWalk,
+        path: Vec<u8>,
+        dir: &Node,
+        refused: &mut Vec<Refused>,
+    ) {
         let tree = dir.subtree.map(|tree| self.repo.get_tree(&tree));
         match tree {
             Some(Ok(tree)) if walk.open.len() < DEPTH_MAX => {
@@ -231,7 +237,7 @@ impl Reading {
     }
 
     /// Returns the content of a file; `None`: the destination has the same file.
-    fn content(&self, entry: &ExportEntry, blobs: &[DataId]) -> Result<Option<File>, Unread> {
+    fn content(&self, entry: &ExportEntry, blobs: &[DataId]) -> Result<Option<File>, ReadFailure> {
         if let Some(there) = &self.there {
             if there.has(entry, blobs, &self.repo).unwrap_or(false) {
                 return Ok(None);
@@ -254,7 +260,7 @@ impl Reading {
                 _ => self.blob(id, earlier.as_ref(), (at, length))?,
             };
             if !limits::has_room(&self.dest, length, 1) {
-                return Err(Unread::Failed(limits::no_room()));
+                return Err(ReadFailure::Failed(limits::no_room()));
             }
             for piece in blob.chunks(HOLE_BYTES) {
                 // Blocks of zeros are left as holes; the file is extended at the end.
@@ -266,7 +272,7 @@ impl Reading {
             last = Some((*id, blob));
         }
         if at != entry.size {
-            return Err(Unread::Refused(Errno::EIO));
+            return Err(ReadFailure::Refused(Errno::EIO));
         }
         sys::truncate(&out, entry.size)?;
         Ok(Some(out))
@@ -278,15 +284,15 @@ impl Reading {
         id: &DataId,
         earlier: Option<&File>,
         place: (u64, u64),
-    ) -> Result<Bytes, Unread> {
+    ) -> Result<Bytes, ReadFailure> {
         if let Some(known) = earlier.and_then(|file| there::piece(file, id, place).ok()?) {
             return Ok(known.into());
         }
-        let blob =
-            blob(&self.repo, &self.watched, id).map_err(|cause| Unread::Failed(failed(cause)))?;
+        let blob = blob(&self.repo, &self.watched, id)
+            .map_err(|cause| ReadFailure::Failed(failed(cause)))?;
         match is_hash(id, &blob) {
             true => Ok(blob),
-            false => Err(Unread::Refused(Errno::EIO)),
+            false => Err(ReadFailure::Refused(Errno::EIO)),
         }
     }
 }
@@ -294,7 +300,7 @@ impl Reading {
 /// Fetches a blob without verifying its hash.
 pub(super) fn blob(
     repo: &Repository<IndexedFullStatus>,
-    watched: &Watched,
+    watched: &CheckedBackend,
     id: &DataId,
 ) -> RusticResult<Bytes> {
     let entry = repo.get_index_entry(id)?;
@@ -313,15 +319,15 @@ pub(super) fn blob_length(repo: &Repository<IndexedFullStatus>, id: &DataId) -> 
 }
 
 /// The reason why a file was not read.
-enum Unread {
+enum ReadFailure {
     /// The following files cannot be read either.
     Failed(crate::engine::api::VerbError),
     Refused(Errno),
 }
 
-impl From<Errno> for Unread {
-    fn from(errno: Errno) -> Unread {
-        Unread::Refused(errno)
+impl From<Errno> for ReadFailure {
+    fn from(errno: Errno) -> ReadFailure {
+        ReadFailure::Refused(errno)
     }
 }
 

@@ -17,16 +17,16 @@ use rustic_core::{
     ReadSourceOpen, RepairIndexOptions, Repository, RusticResult,
 };
 
-use super::backend::Watched;
-use super::node::{self, Unfit};
-use super::{Pushed, Remote, cache_dir, failed, kept, snapshot};
+use super::backend::CheckedBackend;
+use super::node::{self, Unrepresentable};
+use super::{PushedSnapshot, Remote, cache_dir, failed, kept, snapshot};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, SysResult};
-use crate::transfer::Feed;
-use crate::transfer::held::{self, Content};
+use crate::transfer::PartSource;
+use crate::transfer::held::{self, BufferedContent};
 use crate::transfer::tar::Pieces;
 
 /// Entries queued for rustic.
@@ -37,7 +37,7 @@ pub type Opener = Arc<dyn Fn(&TreePath) -> SysResult<File> + Send + Sync>;
 
 /// The checkpoint to push.
 #[derive(Clone, Debug)]
-pub struct What {
+pub struct PushSource {
     /// The ID of the store.
     pub store: String,
     /// The checkpoint.
@@ -54,7 +54,7 @@ pub struct What {
 
 /// Statistics of a push.
 #[derive(Clone, Debug, Default)]
-pub struct Done {
+pub struct PushStats {
     /// Entries of the tree.
     pub entries: u64,
     /// Files that were read.
@@ -77,29 +77,29 @@ impl Remote {
     /// saved then.
     pub fn push(
         self,
-        what: &What,
-        parent: Option<&Pushed>,
-        feed: impl Feed,
+        what: &PushSource,
+        parent: Option<&PushedSnapshot>,
+        feed: impl PartSource,
         opener: Opener,
         progress: &(dyn Fn(u64) + Sync),
-    ) -> VerbResult<(Remote, Pushed, Done)> {
-        let unfinished = Unfinished::begin(&self.repo);
+    ) -> VerbResult<(Remote, PushedSnapshot, PushStats)> {
+        let unfinished = PushMarker::begin(&self.repo);
         // Read again each time, because an earlier index lacks the last push.
         let repo = self.repo.to_indexed_ids().map_err(failed)?;
         let sent = self.watched.sent.load(Ordering::Relaxed);
         let root = parent.map_or(&what.root, |parent| &parent.root);
         self.watched.is_told.store(false, Ordering::Release);
         let (send, receive) = sync_channel(AHEAD);
-        let teller = Teller {
+        let teller = EntrySender {
             root: root.clone().into_bytes(),
             parent: parent.map(|parent| parent.created),
             opener,
             send,
             watched: Arc::clone(&self.watched),
-            done: Done::default(),
+            done: PushStats::default(),
             unfit: Vec::new(),
         };
-        let source = Source(Mutex::new(Some(receive)));
+        let source = EntrySource(Mutex::new(Some(receive)));
         let (told, archived) = std::thread::scope(|scope| {
             let watched = Arc::clone(&self.watched);
             let tells = scope.spawn(move || {
@@ -123,8 +123,8 @@ impl Remote {
         if let Some(error) = self.watched.failure() {
             return Err(error);
         }
-        let pushed = Pushed::of(archived?).ok_or_else(panicked)?;
-        let done = Done {
+        let pushed = PushedSnapshot::of(archived?).ok_or_else(panicked)?;
+        let done = PushStats {
             sent: self.watched.sent.load(Ordering::Relaxed) - sent,
             ..told?
         };
@@ -136,13 +136,13 @@ impl Remote {
 }
 
 /// Marks an unfinished push: a non-empty file in the cache directory, locked during a push.
-struct Unfinished(Option<File>);
+struct PushMarker(Option<File>);
 
-impl Unfinished {
+impl PushMarker {
     /// Marks the beginning of a push. After an unfinished push, adds the packs that it sent to the
     /// index, so that they are not sent again. If that fails, as in an append-only repository,
     /// everything is sent again.
-    fn begin(repo: &Repository<OpenStatus>) -> Unfinished {
+    fn begin(repo: &Repository<OpenStatus>) -> PushMarker {
         let open = || {
             let dir = cache_dir()?;
             kept::make_dir(&dir).ok()?;
@@ -155,7 +155,7 @@ impl Unfinished {
                 .filter(|file| sys::flock_exclusive(file) == Ok(true))
         };
         let Some(mut file) = open() else {
-            return Unfinished(None);
+            return PushMarker(None);
         };
         if file.metadata().is_ok_and(|found| found.len() > 0) {
             let options = RepairIndexOptions::default();
@@ -165,7 +165,7 @@ impl Unfinished {
         } else if let Err(cause) = file.write_all(b"begun") {
             tracing::debug!(%cause, "once interrupted, the push sends all again");
         }
-        Unfinished(Some(file))
+        PushMarker(Some(file))
     }
 
     fn end(self) {
@@ -178,10 +178,10 @@ impl Unfinished {
 /// Archives the tree; returns the saved snapshot.
 fn archive(
     repo: &Repository<IndexedIdsStatus>,
-    what: &What,
-    parent: Option<&Pushed>,
+    what: &PushSource,
+    parent: Option<&PushedSnapshot>,
     root: &str,
-    source: &Source,
+    source: &EntrySource,
 ) -> VerbResult<SnapshotFile> {
     let from = match parent {
         Some(parent) => ParentOptions::default().parents(vec![parent.snapshot.clone()]),
@@ -194,19 +194,23 @@ fn archive(
 }
 
 /// Sends the entries of a tree to rustic.
-struct Teller {
+struct EntrySender {
     root: Vec<u8>,
     /// The creation time of the parent's checkpoint.
     parent: Option<Timestamp>,
     opener: Opener,
     send: SyncSender<ReadSourceEntry<Body>>,
-    watched: Arc<Watched>,
-    done: Done,
-    unfit: Vec<(TreePath, Unfit)>,
+    watched: Arc<CheckedBackend>,
+    done: PushStats,
+    unfit: Vec<(TreePath, Unrepresentable)>,
 }
 
-impl Teller {
-    fn tell(mut self, feed: impl Feed, progress: &(dyn Fn(u64) + Sync)) -> VerbResult<Done> {
+impl EntrySender {
+    fn tell(
+        mut self,
+        feed: impl PartSource,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> VerbResult<PushStats> {
         let refused = held::hand_on(feed, |entry, content| {
             self.entry(entry, content)?;
             progress(self.done.entries);
@@ -233,7 +237,7 @@ impl Teller {
         }
     }
 
-    fn entry(&mut self, entry: &ExportEntry, content: Content<'_>) -> VerbResult<()> {
+    fn entry(&mut self, entry: &ExportEntry, content: BufferedContent<'_>) -> VerbResult<()> {
         let name = entry
             .path
             .0
@@ -245,7 +249,7 @@ impl Teller {
         } else {
             name
         };
-        let is_kept = matches!(content, Content::Kept);
+        let is_kept = matches!(content, BufferedContent::Kept);
         let changed_after = self.parent.filter(|_| entry.kind == Kind::File && !is_kept);
         let node = match node::of_entry(entry, name, changed_after) {
             Ok(node) => node,
@@ -272,11 +276,11 @@ impl Teller {
             })
     }
 
-    fn body(&mut self, entry: &ExportEntry, content: Content<'_>) -> Body {
+    fn body(&mut self, entry: &ExportEntry, content: BufferedContent<'_>) -> Body {
         let from = match content {
-            Content::Held { bytes, pieces } => {
+            BufferedContent::Held { bytes, pieces } => {
                 self.done.read += 1;
-                Origin::Held(Bytes {
+                BodySource::Held(Bytes {
                     bytes: bytes.to_vec(),
                     pieces: pieces.cloned(),
                     size: entry.size,
@@ -284,11 +288,11 @@ impl Teller {
                     taken: 0,
                 })
             }
-            Content::None => Origin::Held(Bytes::default()),
-            Content::Kept => Origin::View(Arc::clone(&self.opener)),
-            Content::Large => {
+            BufferedContent::None => BodySource::Held(Bytes::default()),
+            BufferedContent::Kept => BodySource::View(Arc::clone(&self.opener)),
+            BufferedContent::Large => {
                 self.done.read += 1;
-                Origin::View(Arc::clone(&self.opener))
+                BodySource::View(Arc::clone(&self.opener))
             }
         };
         Body {
@@ -323,9 +327,9 @@ fn incomplete(path: &[u8], why: &str, all: usize) -> VerbError {
 }
 
 /// The entries of the tree, which can be taken once.
-struct Source(Mutex<Option<Receiver<ReadSourceEntry<Body>>>>);
+struct EntrySource(Mutex<Option<Receiver<ReadSourceEntry<Body>>>>);
 
-impl ReadSource for Source {
+impl ReadSource for EntrySource {
     type Open = Body;
     type Iter = Entries;
 
@@ -350,13 +354,13 @@ impl Iterator for Entries {
 
 /// The content of a file, read only if rustic does not find it in the parent.
 struct Body {
-    from: Origin,
+    from: BodySource,
     size: u64,
     path: TreePath,
-    watched: Arc<Watched>,
+    watched: Arc<CheckedBackend>,
 }
 
-enum Origin {
+enum BodySource {
     Held(Bytes),
     View(Opener),
 }
@@ -366,8 +370,8 @@ impl ReadSourceOpen for Body {
 
     fn open(self) -> RusticResult<BodyReader> {
         let reader: Box<dyn Read + Send> = match self.from {
-            Origin::Held(bytes) => Box::new(bytes),
-            Origin::View(opener) => match opener(&self.path) {
+            BodySource::Held(bytes) => Box::new(bytes),
+            BodySource::View(opener) => match opener(&self.path) {
                 Ok(file) => Box::new(file.take(self.size)),
                 Err(errno) => Box::new(Broken(errno)),
             },
@@ -386,7 +390,7 @@ struct BodyReader {
     reader: Box<dyn Read + Send>,
     left: u64,
     path: TreePath,
-    watched: Arc<Watched>,
+    watched: Arc<CheckedBackend>,
 }
 
 impl Read for BodyReader {

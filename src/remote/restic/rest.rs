@@ -21,7 +21,7 @@ use rustic_core::{
 use serde::Deserialize;
 use tokio::runtime::Runtime;
 
-use super::patient::{CONNECT_MAX, Patient, Trouble, brief, payload};
+use super::patient::{CONNECT_MAX, IdleTimeoutClient, RemoteTrouble, brief, payload};
 use super::rclone::Rclone;
 use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};
@@ -49,7 +49,7 @@ pub type Login = (String, String);
 /// A server.
 #[derive(Debug)]
 pub struct Rest {
-    client: Patient,
+    client: IdleTimeoutClient,
     base: Url,
     limits: Limits,
     said: Option<HeaderValue>,
@@ -61,11 +61,11 @@ pub struct Rest {
 }
 
 /// A failed attempt, by whether it may be retried.
-enum Failed {
-    For(Trouble),
-    Passing(Trouble),
+enum AttemptFailure {
+    For(RemoteTrouble),
+    Passing(RemoteTrouble),
     /// Retried once, because the connection may have stalled.
-    Stalled(Trouble),
+    Stalled(RemoteTrouble),
 }
 
 impl Rest {
@@ -89,7 +89,7 @@ impl Rest {
         }
         // A proxy must not receive the password of a local server.
         let is_here = base.host_str() == Some("127.0.0.1");
-        let client = Patient::new(base.scheme() == "http", is_here, CONNECT_MAX)
+        let client = IdleTimeoutClient::new(base.scheme() == "http", is_here, CONNECT_MAX)
             .map_err(|cause| bad(first_cause(&cause).to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -169,7 +169,7 @@ impl Rest {
             *request.method_mut() = method.clone();
             let uri = url.as_str().parse();
             *request.uri_mut() = uri.map_err(|_| {
-                Failed::For(Trouble {
+                AttemptFailure::For(RemoteTrouble {
                     what: format!("{doing}: it is no address"),
                     advice: None,
                 })
@@ -194,12 +194,14 @@ impl Rest {
         for left in (0..=self.retries).rev() {
             let trouble = match ask() {
                 Ok(answer) => return Ok(answer),
-                Err(Failed::Passing(_)) if left > 0 => None,
-                Err(Failed::Stalled(trouble)) => {
+                Err(AttemptFailure::Passing(_)) if left > 0 => None,
+                Err(AttemptFailure::Stalled(trouble)) => {
                     stalls += 1;
                     (stalls > 1 || left == 0 || self.retries == QUICK_RETRIES).then_some(trouble)
                 }
-                Err(Failed::For(trouble) | Failed::Passing(trouble)) => Some(trouble),
+                Err(AttemptFailure::For(trouble) | AttemptFailure::Passing(trouble)) => {
+                    Some(trouble)
+                }
             };
             if let Some(trouble) = trouble {
                 return Err(told(trouble));
@@ -207,7 +209,7 @@ impl Rest {
             std::thread::sleep(pause);
             pause *= 2;
         }
-        Err(told(Trouble {
+        Err(told(RemoteTrouble {
             what: format!("{doing}: it was tried in vain"),
             advice: None,
         }))
@@ -220,13 +222,13 @@ impl Rest {
         request: HttpRequest,
         most: usize,
         is_short: bool,
-    ) -> Result<(StatusCode, Bytes), Failed> {
+    ) -> Result<(StatusCode, Bytes), AttemptFailure> {
         let once = self.once(doing, request, most);
         if !is_short {
             return once.await;
         }
         let late = |_| {
-            Failed::Stalled(Trouble {
+            AttemptFailure::Stalled(RemoteTrouble {
                 what: format!(
                     "{doing}: the answer is not whole after {} s",
                     idle().as_secs()
@@ -242,13 +244,13 @@ impl Rest {
         doing: &str,
         request: HttpRequest,
         most: usize,
-    ) -> Result<(StatusCode, Bytes), Failed> {
+    ) -> Result<(StatusCode, Bytes), AttemptFailure> {
         let way = |cause: &HttpError| {
-            let trouble = Trouble::on_the_way(doing, cause);
+            let trouble = RemoteTrouble::on_the_way(doing, cause);
             match cause.kind() {
-                _ if trouble.advice.is_some() => Failed::For(trouble),
-                HttpErrorKind::Timeout => Failed::Stalled(trouble),
-                _ => Failed::Passing(trouble),
+                _ if trouble.advice.is_some() => AttemptFailure::For(trouble),
+                HttpErrorKind::Timeout => AttemptFailure::Stalled(trouble),
+                _ => AttemptFailure::Passing(trouble),
             }
         };
         let answer = self
@@ -270,7 +272,7 @@ impl Rest {
                 Ok(bytes) => Ok((status, bytes)),
                 Err(cause) => Err(match cause.downcast::<HttpError>() {
                     Ok(cause) => way(&cause),
-                    Err(_) => Failed::For(Trouble {
+                    Err(_) => AttemptFailure::For(RemoteTrouble {
                         what: format!("{doing}: its answer has more than {most} bytes"),
                         advice: Some(RAISE),
                     }),
@@ -284,18 +286,20 @@ impl Rest {
         } else {
             format!(": {reason}")
         };
-        let said = |advice| Trouble {
+        let said = |advice| RemoteTrouble {
             what: format!("{doing}: the server says {status}{reason}"),
             advice,
         };
         Err(match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failed::For(said(Some(WHO))),
-            StatusCode::TOO_MANY_REQUESTS => Failed::Passing(said(None)),
-            status if status.is_server_error() => Failed::Passing(said(None)),
-            status if status.is_redirection() => Failed::For(said(Some(
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                AttemptFailure::For(said(Some(WHO)))
+            }
+            StatusCode::TOO_MANY_REQUESTS => AttemptFailure::Passing(said(None)),
+            status if status.is_server_error() => AttemptFailure::Passing(said(None)),
+            status if status.is_redirection() => AttemptFailure::For(said(Some(
                 "it leads elsewhere: give the address that it leads to",
             ))),
-            _ => Failed::For(said(None)),
+            _ => AttemptFailure::For(said(None)),
         })
     }
 
@@ -315,14 +319,14 @@ impl Rest {
         if status.is_success() {
             return Ok(());
         }
-        Err(told(Trouble {
+        Err(told(RemoteTrouble {
             what: format!("{}: it is not there", url.path()),
             advice: None,
         }))
     }
 }
 
-fn told(trouble: Trouble) -> Box<RusticError> {
+fn told(trouble: RemoteTrouble) -> Box<RusticError> {
     RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }
 
@@ -355,7 +359,7 @@ impl ReadBackend for Rest {
         }
         // An empty directory may be `null`.
         let listed: Option<Vec<Listed<'_>>> = serde_json::from_slice(&listed).map_err(|_| {
-            told(Trouble {
+            told(RemoteTrouble {
                 what: format!("GET {}: its answer is no list of a repository", url.path()),
                 advice: Some("look whether the address is that of a REST server of restic"),
             })
@@ -388,7 +392,7 @@ impl ReadBackend for Rest {
         let most = usize::try_from(length).unwrap_or(usize::MAX);
         match self.get(&url, range, most)? {
             (StatusCode::PARTIAL_CONTENT, bytes) => Ok(bytes),
-            _ => Err(told(Trouble {
+            _ => Err(told(RemoteTrouble {
                 what: format!("GET {}: the server gives no parts of objects", url.path()),
                 advice: None,
             })),

@@ -18,7 +18,7 @@ use rustic_core::{
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt;
 
-use super::patient::{CONNECT_MAX, Patients, Trouble, brief, payload};
+use super::patient::{CONNECT_MAX, IdleTimeoutConnector, RemoteTrouble, brief, payload};
 use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};
 use crate::remote::limits::{Limits, RAISE};
@@ -75,7 +75,7 @@ impl S3 {
             .with_bucket_name(bucket)
             .with_virtual_hosted_style_request(false)
             .with_client_options(client)
-            .with_http_connector(Patients)
+            .with_http_connector(IdleTimeoutConnector)
             .with_retry(RetryConfig {
                 max_retries: retries,
                 retry_timeout,
@@ -145,7 +145,7 @@ impl S3 {
 
 /// Returns the error for an exceeded limit.
 fn told(what: String) -> Box<RusticError> {
-    let trouble = Trouble {
+    let trouble = RemoteTrouble {
         what,
         advice: Some(RAISE),
     };
@@ -174,7 +174,7 @@ fn failed(doing: &str, at: &Path, cause: object_store::Error) -> Box<RusticError
     let doing = format!("{doing} {at}");
     let status = said.split(": <").next().unwrap_or(&said);
     let status = status.trim_start_matches(STATUS).trim_end_matches(": ");
-    let answered = |what: String, advice| Trouble {
+    let answered = |what: String, advice| RemoteTrouble {
         what: format!("{doing}: {what}"),
         advice,
     };
@@ -194,7 +194,7 @@ fn failed(doing: &str, at: &Path, cause: object_store::Error) -> Box<RusticError
         _ if said.starts_with(STATUS) => {
             answered(format!("the server says {}", brief(status)), None)
         }
-        _ => Trouble::on_the_way(&doing, &cause),
+        _ => RemoteTrouble::on_the_way(&doing, &cause),
     };
     RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }

@@ -21,9 +21,9 @@ const COMPRESSED: u8 = 2;
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// The key of a repository.
-pub struct Seal(Aes256CtrPoly1305Aes);
+pub struct RepoKey(Aes256CtrPoly1305Aes);
 
-impl fmt::Debug for Seal {
+impl fmt::Debug for RepoKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Seal")
     }
@@ -38,16 +38,16 @@ pub struct Size {
     pub braces: u64,
 }
 
-impl Seal {
+impl RepoKey {
     /// Creates it from a master key; `None`: the key is invalid.
-    pub fn new(master: &MasterKey) -> Option<Seal> {
+    pub fn new(master: &MasterKey) -> Option<RepoKey> {
         let key = [
             master.encrypt.as_slice(),
             master.mac.k.as_slice(),
             master.mac.r.as_slice(),
         ]
         .concat();
-        (key.len() == 64).then(|| Seal(Aes256CtrPoly1305Aes::new(Key::from_slice(&key))))
+        (key.len() == 64).then(|| RepoKey(Aes256CtrPoly1305Aes::new(Key::from_slice(&key))))
     }
 
     /// Decrypts an object; `None`: its authentication code does not match.

@@ -21,15 +21,15 @@ const ELSEWHERE_BYTES_MIN: u64 = 64 << 10;
 const ALIKE_MAX: usize = 8;
 
 /// A tree that may contain files of a snapshot. All content is verified by hashes.
-pub(super) struct There {
+pub(super) struct ExistingTree {
     root: OwnedFd,
     /// Its files by size, once one was searched.
     by_size: OnceLock<HashMap<u64, Vec<Vec<u8>>>>,
 }
 
-impl There {
-    pub(super) fn new(root: OwnedFd) -> There {
-        There {
+impl ExistingTree {
+    pub(super) fn new(root: OwnedFd) -> ExistingTree {
+        ExistingTree {
             root,
             by_size: OnceLock::new(),
         }

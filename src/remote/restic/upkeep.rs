@@ -2,7 +2,7 @@
 
 use rustic_core::{CheckOptions, PruneOptions};
 
-use super::{Pushed, Remote, failed, guarded};
+use super::{PushedSnapshot, Remote, failed, guarded};
 use crate::engine::api::VerbResult;
 
 impl Remote {
@@ -25,7 +25,7 @@ impl Remote {
     ///
     /// # Errors
     /// `remote-failed`; earlier removals remain.
-    pub fn forget(&self, gone: &[&Pushed]) -> VerbResult<()> {
+    pub fn forget(&self, gone: &[&PushedSnapshot]) -> VerbResult<()> {
         let ids: Vec<_> = gone.iter().map(|one| one.file.id).collect();
         if ids.is_empty() {
             return Ok(());
@@ -39,7 +39,7 @@ impl Remote {
     ///
     /// # Errors
     /// `remote-failed`; earlier removals remain.
-    pub fn prune(&self, gone: &[&Pushed]) -> VerbResult<u64> {
+    pub fn prune(&self, gone: &[&PushedSnapshot]) -> VerbResult<u64> {
         self.forget(gone)?;
         let options = PruneOptions::default();
         let plan = self.repo.prune_plan(&options).map_err(failed)?;

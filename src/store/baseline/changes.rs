@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Node, named, put_inode};
+use super::{BaselineNode, named, put_inode};
 use crate::store::error::StoreResult;
 use crate::store::ids::{Name, Slot};
-use crate::store::index::{Cursor, Run};
+use crate::store::index::{Run, RunCursor};
 use crate::store::journal::codec::{decode_uint, encode_before, encode_uint};
 use crate::store::record::Child;
 
@@ -25,7 +25,7 @@ pub(super) fn slot_of(key: &[u8]) -> Option<Slot> {
 
 impl Changes {
     pub(super) fn read(run: &Run) -> StoreResult<Changes> {
-        let mut cursor = Cursor::new(run, None);
+        let mut cursor = RunCursor::new(run, None);
         let mut changes = BTreeMap::new();
         while cursor.next()? {
             changes.insert(cursor.key.clone(), cursor.value().to_vec());
@@ -59,7 +59,7 @@ impl Changes {
     /// Sets the state of an inode.
     ///
     /// Errors: `Codec`.
-    pub fn put_inode(&mut self, node: &Node) -> StoreResult<()> {
+    pub fn put_inode(&mut self, node: &BaselineNode) -> StoreResult<()> {
         let mut value = Vec::with_capacity(96);
         put_inode(node, &mut value)?;
         self.0.insert(slot_key(b'A', node.child.slot), value);

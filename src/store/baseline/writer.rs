@@ -7,19 +7,20 @@ use rustix::fs::OFlags;
 
 use super::super::at;
 use super::{
-    BY_SLOT, CHANGES, NAME, Node, UNFINISHED, failed, key, named, put_inode, put_part, token,
+    BY_SLOT, BaselineNode, CHANGES, NAME, UNFINISHED, failed, key, named, put_inode, put_part,
+    token,
 };
 use crate::store::error::StoreResult;
 use crate::store::ids::{Address, Epoch, Slot};
-use crate::store::index::{Builder, Out};
+use crate::store::index::{RunBuilder, RunSink};
 use crate::store::journal::codec::encode_uint;
 use crate::store::layout::Layout;
 use crate::sys::Kind;
 
-/// Writes a baseline. Dropping it before [`Writer::finish`] leaves no valid file.
-pub struct Writer<'a> {
+/// Writes a baseline. Dropping it before [`BaselineWriter::finish`] leaves no valid file.
+pub struct BaselineWriter<'a> {
     dir: BorrowedFd<'a>,
-    builder: Builder,
+    builder: RunBuilder,
     token: Epoch,
     /// Listed directories: slot, number, generation.
     listed: Vec<(Slot, u64, u64)>,
@@ -27,15 +28,15 @@ pub struct Writer<'a> {
     files: u64,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> BaselineWriter<'a> {
     /// Begins a baseline that is valid as long as the journal ends at `end`; without `end`, only
     /// together with its changes.
     ///
     /// Errors: `Io`.
-    pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<Writer<'a>> {
+    pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<BaselineWriter<'a>> {
         let dir = layout.dir();
         let token = token(end);
-        Ok(Writer {
+        Ok(BaselineWriter {
             dir,
             builder: builder(dir, token)?,
             token,
@@ -48,7 +49,7 @@ impl<'a> Writer<'a> {
     /// numeric order; the root itself comes first, with number 0 and no name.
     ///
     /// Errors: `Io`, `Codec`.
-    pub fn add(&mut self, number: u64, name: &[u8], node: &Node) -> StoreResult<()> {
+    pub fn add(&mut self, number: u64, name: &[u8], node: &BaselineNode) -> StoreResult<()> {
         let mut value = Vec::with_capacity(128);
         encode_uint(node.number, &mut value);
         put_part(
@@ -100,17 +101,17 @@ impl<'a> Writer<'a> {
     }
 }
 
-pub(super) fn builder(dir: BorrowedFd<'_>, token: Epoch) -> StoreResult<Builder> {
+pub(super) fn builder(dir: BorrowedFd<'_>, token: Epoch) -> StoreResult<RunBuilder> {
     let file = at::open_file(
         dir,
         UNFINISHED,
         OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
     )
     .map_err(failed("make"))?;
-    Ok(Builder::new(Out::File(file), token, token, 1))
+    Ok(RunBuilder::new(RunSink::File(file), token, token, 1))
 }
 
-pub(super) fn finish(builder: Builder, dir: BorrowedFd<'_>, name: &str) -> StoreResult<()> {
+pub(super) fn finish(builder: RunBuilder, dir: BorrowedFd<'_>, name: &str) -> StoreResult<()> {
     let run = builder.finish(0).map_err(failed("write"))?;
     run.sync()
         .and_then(|()| at::rename(dir, UNFINISHED, name))

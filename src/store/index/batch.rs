@@ -9,12 +9,12 @@ use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
 use crate::store::record::{
-    Actor, Dropped, Kept, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
+    Actor, CheckpointState, Dropped, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
 };
 
 /// The change that a batch makes to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum KeyChange {
     /// Sets the value unless the key has one: the first record of a key in an epoch wins. Only in
     /// runs.
     Keep(Vec<u8>),
@@ -27,7 +27,7 @@ pub(super) enum Change {
 /// The changes to a checkpoint, including its creation if its record is in the batch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CheckpointChange {
-    pub made: Option<(Kept, Address)>,
+    pub made: Option<(CheckpointState, Address)>,
     pub tags: Option<Vec<String>>,
     pub deleted: bool,
     pub pinned: Option<Option<String>>,
@@ -36,7 +36,7 @@ pub(super) struct CheckpointChange {
 
 impl CheckpointChange {
     /// Applies the changes to a checkpoint.
-    pub fn change(&self, kept: &mut Kept) {
+    pub fn change(&self, kept: &mut CheckpointState) {
         if let Some(tags) = &self.tags {
             kept.checkpoint.tags = tags.iter().filter(|tag| is_tag(tag)).cloned().collect();
         }
@@ -51,10 +51,10 @@ impl CheckpointChange {
 /// of distinct keys.
 #[derive(Debug, Default)]
 pub struct Batch {
-    pub(super) changes: BTreeMap<Vec<u8>, Change>,
+    pub(super) changes: BTreeMap<Vec<u8>, KeyChange>,
     /// Entries for a run, by key without epoch, and epoch: undo records, places, and objects by
     /// content.
-    pub(super) undo: BTreeMap<(Vec<u8>, Epoch), Change>,
+    pub(super) undo: BTreeMap<(Vec<u8>, Epoch), KeyChange>,
     /// The open epoch after the last record.
     open: Epoch,
     pub(super) checkpoints: BTreeMap<CheckpointId, CheckpointChange>,
@@ -109,7 +109,7 @@ impl Batch {
 
     /// Creates a batch that removes these keys. Does not advance the applied address.
     pub(super) fn removing(keys: impl Iterator<Item = Vec<u8>>) -> Batch {
-        let changes: BTreeMap<_, _> = keys.map(|key| (key, Change::Remove)).collect();
+        let changes: BTreeMap<_, _> = keys.map(|key| (key, KeyChange::Remove)).collect();
         Batch {
             records: changes.len(),
             changes,
@@ -132,8 +132,8 @@ impl Batch {
         self.changes
             .into_iter()
             .filter_map(|(key, change)| match change {
-                Change::Keep(value) | Change::Put(value) => Some((key, value)),
-                Change::Remove => None,
+                KeyChange::Keep(value) | KeyChange::Put(value) => Some((key, value)),
+                KeyChange::Remove => None,
             })
     }
 
@@ -176,7 +176,7 @@ impl Batch {
                 .try_for_each(|(slot, place)| self.add_place(*slot, place))?,
             Record::Checkpoint(checkpoint) => {
                 self.open = checkpoint.id.epoch().next();
-                let made = Some((Kept::new(checkpoint.clone(), by), at));
+                let made = Some((CheckpointState::new(checkpoint.clone(), by), at));
                 let change = CheckpointChange {
                     made,
                     ..Default::default()
@@ -253,7 +253,7 @@ impl Batch {
 
     /// Returns the checkpoints created by the records and neither deleted nor hidden, in their
     /// final state.
-    pub(in crate::store) fn into_checkpoints(self) -> Vec<Kept> {
+    pub(in crate::store) fn into_checkpoints(self) -> Vec<CheckpointState> {
         let alive = self
             .checkpoints
             .into_values()
@@ -263,9 +263,9 @@ impl Batch {
             change.change(&mut kept);
             Some((kept.id, kept)).filter(|(_, kept)| !kept.hidden)
         });
-        let kept: BTreeMap<CheckpointId, Kept> = whole.collect();
+        let kept: BTreeMap<CheckpointId, CheckpointState> = whole.collect();
         let ids: BTreeSet<CheckpointId> = kept.keys().copied().collect();
-        let whole = |kept: Kept| Kept {
+        let whole = |kept: CheckpointState| CheckpointState {
             parent: self
                 .lineage
                 .parent(kept.id, |id| ids.range(..=id).next_back().copied()),
@@ -279,7 +279,7 @@ impl Batch {
     }
 
     fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        self.changes.insert(key, Change::Put(value));
+        self.changes.insert(key, KeyChange::Put(value));
     }
 
     fn put_operation(&mut self, at: Address, number: u64, undoes: Option<u64>) {
@@ -305,7 +305,7 @@ impl Batch {
 
     fn void(&mut self, epoch: Epoch, slot: Slot) {
         let key = keys::undo_prefix(&Key::Data(slot));
-        self.undo.insert((key, epoch), Change::Remove);
+        self.undo.insert((key, epoch), KeyChange::Remove);
     }
 
     /// Adds objects by content, except empty ones.
@@ -314,7 +314,7 @@ impl Batch {
             let mut value = Vec::with_capacity(8);
             codec::encode_uint(*size, &mut value);
             let key = keys::content_key(hash, *object)?;
-            self.undo.insert((key, object.epoch), Change::Put(value));
+            self.undo.insert((key, object.epoch), KeyChange::Put(value));
         }
         Ok(())
     }
@@ -324,7 +324,7 @@ impl Batch {
         let mut value = Vec::with_capacity(64);
         codec::encode_place(place, &mut value)?;
         let key = (keys::place_key(slot), self.open);
-        self.undo.insert(key, Change::Put(value));
+        self.undo.insert(key, KeyChange::Put(value));
         Ok(())
     }
 
@@ -333,11 +333,11 @@ impl Batch {
             let mut value = Vec::with_capacity(64);
             codec::encode_before(undo, &mut value)?;
             match self.undo.entry((keys::undo_prefix(&undo.key()), epoch)) {
-                Entry::Occupied(mut there) if *there.get() == Change::Remove => {
-                    drop(there.insert(Change::Put(value)))
+                Entry::Occupied(mut there) if *there.get() == KeyChange::Remove => {
+                    drop(there.insert(KeyChange::Put(value)))
                 }
                 Entry::Occupied(_) => {}
-                Entry::Vacant(place) => drop(place.insert(Change::Keep(value))),
+                Entry::Vacant(place) => drop(place.insert(KeyChange::Keep(value))),
             }
         }
         Ok(())

@@ -1,16 +1,16 @@
 //! Queries on checkpoints, operations and related records, in order of their creation.
 
-use super::{Index, KnownCheckpoint, keys, last_checkpoint, list};
+use super::{CheckpointEntry, Index, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
 use crate::store::ids::{CheckpointId, Epoch};
 use crate::store::journal::Address;
 use crate::store::lineage::Lineage;
-use crate::store::record::Kept;
+use crate::store::record::CheckpointState;
 
 /// Read access to the catalogue of an index.
-pub struct Catalogue<'a>(pub(super) &'a Index);
+pub struct CatalogueQueries<'a>(pub(super) &'a Index);
 
-impl Catalogue<'_> {
+impl CatalogueQueries<'_> {
     fn list<T>(
         &self,
         prefix: &[u8],
@@ -21,9 +21,9 @@ impl Catalogue<'_> {
 
     /// Returns all checkpoints that are not freed, including hidden ones, with the addresses of
     /// their frames, in order of their ids.
-    pub fn checkpoints(&self) -> StoreResult<Vec<(Kept, Address)>> {
+    pub fn checkpoints(&self) -> StoreResult<Vec<(CheckpointState, Address)>> {
         let all = self.list(&[keys::CHECKPOINT], |_, value| {
-            KnownCheckpoint::parse(value)
+            CheckpointEntry::parse(value)
         })?;
         let there = all.into_iter().filter(|known| !known.deleted);
         Ok(there.map(|known| (known.kept, known.at)).collect())

@@ -2,8 +2,8 @@
 
 use super::tests::bench::Bench;
 use super::*;
-use crate::store::operation::{Deed, Operation};
-use crate::store::record::{Actor, Checkpoint, Kept, Record};
+use crate::store::operation::{Operation, OperationEffect};
+use crate::store::record::{Actor, Checkpoint, CheckpointState, Record};
 use crate::store::tests::made::deleted as delete;
 
 fn checkpoint(id: u64) -> Checkpoint {
@@ -48,7 +48,7 @@ fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
         assert_eq!(
             found[1],
             (
-                Kept::new(
+                CheckpointState::new(
                     Checkpoint {
                         tags: vec!["y".into()],
                         ..checkpoint(3)
@@ -58,7 +58,7 @@ fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
                 at[2]
             )
         );
-        assert_eq!(found[0], (Kept::new(checkpoint(1), None), at[0]));
+        assert_eq!(found[0], (CheckpointState::new(checkpoint(1), None), at[0]));
         assert_eq!(
             index.catalogue().last_checkpoint().unwrap(),
             Some(CheckpointId(11)),
@@ -99,7 +99,7 @@ fn asked_for() -> Vec<Record> {
             at_ns,
             by: actor(0),
             undoes,
-            deed: Deed::Revived { id: id(1) },
+            deed: OperationEffect::Revived { id: id(1) },
         })
     };
     let pins = [pin(Some("a")), pin(None), pin(Some("b"))];

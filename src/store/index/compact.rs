@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::parts::{Parts, put_merged};
-use super::runs::needs::Needs;
+use super::parts::{IndexParts, put_merged};
+use super::runs::needs::RetentionNeeds;
 use super::{Batch, Index, close, held, keys};
 use crate::store::error::{StoreError, StoreResult};
-use crate::store::forget::Forgotten;
+use crate::store::forget::ExpiredItems;
 use crate::sys;
 
 /// The database is rewritten when its files exceed this multiple of its contents by
@@ -26,7 +26,11 @@ impl Index {
     /// of their epochs. Returns whether it did. Slow: for a helper thread. Durable on return.
     ///
     /// Errors: as [`Index::merge`].
-    pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
+    pub fn compact(
+        &self,
+        needs: &RetentionNeeds<'_>,
+        stop: &dyn Fn() -> bool,
+    ) -> StoreResult<bool> {
         let end = self.applied()?;
         let made = self.with_parts("compact", |parts| parts.runs.compact(needs, end, stop));
         let Some(merge) = self.if_there_is_room(made)? else {
@@ -42,7 +46,7 @@ impl Index {
     /// Returns whether the index lists over a twentieth more checkpoints than are kept.
     ///
     /// Errors: `Io`, `Index`.
-    pub fn has_forgettable(&self, needs: &Needs<'_>) -> StoreResult<bool> {
+    pub fn has_forgettable(&self, needs: &RetentionNeeds<'_>) -> StoreResult<bool> {
         let known = self.with("count", |db| Ok(db.scan_prefix([keys::CHECKPOINT]).count()))?;
         Ok(known > needs.kept.len() + needs.kept.len() / 20 + 1)
     }
@@ -50,7 +54,7 @@ impl Index {
     /// Removes entries that no request can reach any more. Durable on return.
     ///
     /// Errors: as [`Index::apply`].
-    pub fn forget(&self, forgotten: &Forgotten) -> StoreResult<()> {
+    pub fn forget(&self, forgotten: &ExpiredItems) -> StoreResult<()> {
         for some in keys::of_forgotten(forgotten).chunks(KEYS_AT_ONCE) {
             self.apply(&mut Batch::removing(some.iter().cloned()))?;
         }
@@ -90,8 +94,8 @@ impl Index {
                 None => std::thread::sleep(SWAP_PAUSE),
             }
         };
-        let Parts { db: old, runs } = slot.take().ok_or(StoreError::IndexClosed)?;
-        let swapped = new.map(|db| *slot = Some(Parts { db, runs }));
+        let IndexParts { db: old, runs } = slot.take().ok_or(StoreError::IndexClosed)?;
+        let swapped = new.map(|db| *slot = Some(IndexParts { db, runs }));
         drop(slot);
         close(old);
         swapped?;

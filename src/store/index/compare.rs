@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::db::Db;
-use super::parts::{Parts, fill, filled_in_memory};
-use super::runs::Walk;
-use super::runs::needs::{Places, is_read};
-use super::{Batch, Index, KnownCheckpoint, keys, last_checkpoint, list};
+use super::parts::{IndexParts, fill, filled_in_memory};
+use super::runs::RunWalk;
+use super::runs::needs::{LastPlaces, is_read};
+use super::{Batch, CheckpointEntry, Index, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
-use crate::store::forget::Catalogue;
+use crate::store::forget::ExpiryScan;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::StoreId;
 
 /// Differences between an index and its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Difference {
+pub struct IndexDifference {
     /// Missing entries.
     pub missing: u64,
     /// Entries with a wrong value.
@@ -24,10 +24,10 @@ pub struct Difference {
     pub strange: u64,
 }
 
-impl Difference {
+impl IndexDifference {
     /// Returns whether no difference was found.
     pub fn is_none(&self) -> bool {
-        *self == Difference::default()
+        *self == IndexDifference::default()
     }
 
     /// Compares one key: its values in the index, in the journal up to the applied address, and in
@@ -57,11 +57,11 @@ impl Difference {
 }
 
 /// The indexes that a journal yields.
-struct Given {
+struct ExpectedIndex {
     /// Up to the address applied in the compared index.
-    now: Parts,
+    now: IndexParts,
     /// Of the whole journal.
-    later: Parts,
+    later: IndexParts,
     /// Database values set by each record not yet applied. A batch is applied in pieces, so the
     /// index may already contain some of them, and a later batch may set others.
     told: HashMap<Vec<u8>, Vec<Vec<u8>>>,
@@ -69,14 +69,14 @@ struct Given {
     forgotten: HashSet<Vec<u8>>,
 }
 
-impl Given {
-    fn read(id: StoreId, journal: &Journal, applied: Address) -> StoreResult<Given> {
+impl ExpectedIndex {
+    fn read(id: StoreId, journal: &Journal, applied: Address) -> StoreResult<ExpectedIndex> {
         // The journal is scanned several times, and all scans must see the same records.
         let _packs = journal.hold_packs();
         let now = filled_in_memory(id, journal, Some(applied))?;
         let later = now.copy();
         fill(&later, journal, None)?;
-        let mut catalogue = Catalogue::default();
+        let mut catalogue = ExpiryScan::default();
         let mut told: HashMap<Vec<u8>, Vec<Vec<u8>>> = HashMap::new();
         let mut batch = Batch::after(last_checkpoint(&now.db)?);
         for entry in journal.scan(journal.start(), None) {
@@ -95,7 +95,7 @@ impl Given {
             offset: u32::MAX,
         };
         let forgotten = keys::of_forgotten(&catalogue.forgotten(end, (end, end)));
-        Ok(Given {
+        Ok(ExpectedIndex {
             now,
             later,
             told,
@@ -120,11 +120,11 @@ impl Index {
     /// segment is replaced by its pack.
     ///
     /// Errors: those of reading either.
-    pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
+    pub fn compare(&self, journal: &Journal) -> StoreResult<IndexDifference> {
         let _applying = self.applying.lock();
-        let given = Given::read(self.id, journal, self.applied()?)?;
+        let given = ExpectedIndex::read(self.id, journal, self.applied()?)?;
         self.with_parts("compare", |found| {
-            let mut difference = Difference::default();
+            let mut difference = IndexDifference::default();
             compare_catalogues(&mut difference, &found.db, &given)?;
             compare_runs(&mut difference, [found, &given.now, &given.later])?;
             Ok(difference)
@@ -132,7 +132,11 @@ impl Index {
     }
 }
 
-fn compare_catalogues(difference: &mut Difference, found: &Db, given: &Given) -> StoreResult<()> {
+fn compare_catalogues(
+    difference: &mut IndexDifference,
+    found: &Db,
+    given: &ExpectedIndex,
+) -> StoreResult<()> {
     let mut all: BTreeMap<Vec<u8>, [Option<Vec<u8>>; 3]> = BTreeMap::new();
     for (number, db) in [found, &given.now.db, &given.later.db]
         .into_iter()
@@ -163,25 +167,28 @@ fn compare_catalogues(difference: &mut Difference, found: &Db, given: &Given) ->
 /// Returns the checkpoints that are not freed, oldest first.
 fn kept(db: &Db) -> StoreResult<Vec<CheckpointId>> {
     let all = list(db, &[keys::CHECKPOINT], |key, value| {
-        Some((keys::parse_checkpoint(key)?, KnownCheckpoint::parse(value)?))
+        Some((keys::parse_checkpoint(key)?, CheckpointEntry::parse(value)?))
     })?;
     let there = all.into_iter().filter(|(_, known)| !known.deleted);
     Ok(there.map(|(id, _)| id).collect())
 }
 
 /// Walks all three in parallel, in order of keys and epochs.
-fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -> StoreResult<()> {
+fn compare_runs(
+    difference: &mut IndexDifference,
+    [found, now, later]: [&IndexParts; 3],
+) -> StoreResult<()> {
     let kept = kept(&later.db)?;
     let [a, b, c] = [found, now, later].map(|parts| parts.runs.walked());
-    let mut walks = [Walk::new(&a)?, Walk::new(&b)?, Walk::new(&c)?];
+    let mut walks = [RunWalk::new(&a)?, RunWalk::new(&b)?, RunWalk::new(&c)?];
     // Inodes whose place is in the index.
     let mut placed: HashSet<Slot> = HashSet::new();
-    let mut needed: Option<Places> = None;
+    let mut needed: Option<LastPlaces> = None;
     // The last record in the journal up to the applied address.
     let mut before = (Vec::new(), Epoch(0));
     while let Some((key, epoch)) = walks
         .iter()
-        .filter_map(Walk::at)
+        .filter_map(RunWalk::at)
         .min()
         .map(|(key, epoch)| (key.to_vec(), epoch))
     {
@@ -196,7 +203,7 @@ fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -
             // retain it longer.
             Some(_) if keys::is_place(&key) && !given && !given_later => {
                 if needed.is_none() {
-                    needed = Some(Places::needed(&a, &kept)?);
+                    needed = Some(LastPlaces::needed(&a, &kept)?);
                 }
                 Ok(needed
                     .as_ref()

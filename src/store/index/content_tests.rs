@@ -1,12 +1,12 @@
 //! Contents in the index: objects by hash, and hashes of live files.
 
-use super::contents::Look;
+use super::contents::FileSignature;
 use super::tests::bench::Bench;
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{ObjectHash, Record};
 use crate::store::tests::made::{closed, data, deleted, undo};
-use crate::sys::fault::{self, Call, Plan};
+use crate::sys::fault::{self, CallKind, FaultPlan};
 use crate::sys::{Errno, Time};
 
 fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> ObjectHash {
@@ -94,7 +94,7 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
     let bench = Bench::new();
     let (index, journal) = (bench.index().0, &bench.journal);
     let time = |nsec| Time { sec: -1, nsec };
-    let look = Look {
+    let look = FileSignature {
         size: 4,
         mtime: time(1),
         ctime: time(2),
@@ -103,12 +103,12 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
     index.note_seen(&[(Slot(5), look, [3; 32])]).unwrap();
     assert_eq!(index.seen(Slot(5), &look).unwrap(), Some([3; 32]));
     for other in [
-        Look { size: 5, ..look },
-        Look {
+        FileSignature { size: 5, ..look },
+        FileSignature {
             mtime: time(2),
             ..look
         },
-        Look {
+        FileSignature {
             ctime: time(3),
             ..look
         },
@@ -154,7 +154,7 @@ fn disk_bytes(index: &Index) -> u64 {
 fn files_that_hold_little_are_written_anew() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let look = Look {
+    let look = FileSignature {
         size: 4,
         mtime: Time { sec: 1, nsec: 0 },
         ctime: Time { sec: 2, nsec: 0 },
@@ -172,7 +172,7 @@ fn files_that_hold_little_are_written_anew() {
     assert!(index.dump().unwrap() == held && index.seen(Slot(5), &look).unwrap() == Some([3; 32]));
     drop(index);
     let (index, opening) = bench.index();
-    assert_eq!(opening, Opening::Ready);
+    assert_eq!(opening, IndexOpening::Ready);
     assert!(index.dump().unwrap() == held);
     // A second call does nothing.
     let before = disk_bytes(&index);
@@ -190,7 +190,7 @@ fn writing_it_anew_can_fail_at_every_call() {
     assert_eq!(first.len(), 1);
     let mut failures = 0;
     for nth in 1.. {
-        fault::arm_thread(Plan::nth(nth, Errno::EIO));
+        fault::arm_thread(FaultPlan::nth(nth, Errno::EIO));
         let shrunk = index.shrink();
         fault::disarm_thread();
         if shrunk.is_ok() {
@@ -200,14 +200,14 @@ fn writing_it_anew_can_fail_at_every_call() {
         drop(index);
         let opening;
         (index, opening) = bench.index();
-        if opening != Opening::Ready {
+        if opening != IndexOpening::Ready {
             index.rebuild(&bench.journal, None).unwrap();
         }
         assert_eq!(
             index.catalogue().seals(Epoch(1)).unwrap().first(),
             first.first()
         );
-        if opening != Opening::Ready {
+        if opening != IndexOpening::Ready {
             with_forgotten(&bench, &index, 60_000);
         }
     }
@@ -223,13 +223,13 @@ fn without_room_runs_are_not_put_together() {
         bench.take(&index, &[undo(epoch, vec![data(10, epoch)])]);
     }
     let (held, upto) = (index.dump().unwrap(), bench.journal.position());
-    let needs = Needs {
+    let needs = RetentionNeeds {
         kept: &[],
         is_gone: &|_| true,
         upto,
     };
-    for call in [Call::Create, Call::Write, Call::Sync] {
-        fault::arm_thread(Plan::nth(1, Errno::ENOSPC).only(call).lasting());
+    for call in [CallKind::Create, CallKind::Write, CallKind::Sync] {
+        fault::arm_thread(FaultPlan::nth(1, Errno::ENOSPC).only(call).lasting());
         let merged = index.merge(&|| false);
         let compacted = index.compact(&needs, &|| false);
         assert!(fault::disarm_thread().failed >= 2, "{call:?}");

@@ -19,7 +19,7 @@ const TREE: &[u8] = b"seen";
 
 /// Attributes that change with a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct FileSignature {
     /// Bytes.
     pub size: u64,
     /// Last modification of the content.
@@ -28,10 +28,10 @@ pub struct Look {
     pub ctime: Time,
 }
 
-impl Look {
+impl FileSignature {
     /// Selects the attributes from a stat.
-    pub fn of(stat: &Stat) -> Look {
-        Look {
+    pub fn of(stat: &Stat) -> FileSignature {
+        FileSignature {
             size: stat.size,
             mtime: stat.mtime,
             ctime: stat.ctime,
@@ -53,7 +53,7 @@ impl Index {
     ///
     /// # Errors
     /// As every look-up; a damaged entry counts as missing.
-    pub fn seen(&self, slot: Slot, look: &Look) -> StoreResult<Option<Hash>> {
+    pub fn seen(&self, slot: Slot, look: &FileSignature) -> StoreResult<Option<Hash>> {
         self.with("look up", |db| {
             let key = slot.0.to_be_bytes();
             let Some(disk) = db.disk() else {
@@ -71,7 +71,7 @@ impl Index {
     ///
     /// # Errors
     /// As [`Index::apply`].
-    pub fn note_seen(&self, seen: &[(Slot, Look, Hash)]) -> StoreResult<()> {
+    pub fn note_seen(&self, seen: &[(Slot, FileSignature, Hash)]) -> StoreResult<()> {
         self.with("apply", |db| {
             let Some(disk) = db.disk() else { return Ok(()) };
             let mut batch = sled::Batch::default();

@@ -15,7 +15,7 @@ use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::layout::Layout;
 use crate::sys;
-use crate::sys::fault::{self, Call};
+use crate::sys::fault::{self, CallKind};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";
@@ -29,7 +29,7 @@ const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// The location of the index.
-pub(super) struct Home {
+pub(super) struct IndexDir {
     dir: OwnedFd,
     path: PathBuf,
 }
@@ -39,23 +39,23 @@ pub(super) fn guarded<T>(
     what: &'static str,
     call: impl FnOnce() -> StoreResult<T>,
 ) -> StoreResult<T> {
-    fault::check(Call::Index).map_err(StoreError::io(what, NAME))?;
+    fault::check(CallKind::Index).map_err(StoreError::io(what, NAME))?;
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(StoreError::IndexPanic { what }))
 }
 
-impl Home {
-    pub fn of(layout: &Layout) -> StoreResult<Home> {
+impl IndexDir {
+    pub fn of(layout: &Layout) -> StoreResult<IndexDir> {
         if layout.read_only() {
             return Err(StoreError::ReadOnly);
         }
         let (dir, path) = layout.index_home()?;
-        Ok(Home { dir, path })
+        Ok(IndexDir { dir, path })
     }
 
-    /// As [`Home::of`], also for a store that is otherwise read-only.
-    pub fn to_check(layout: &Layout) -> StoreResult<Home> {
+    /// As [`IndexDir::of`], also for a store that is otherwise read-only.
+    pub fn to_check(layout: &Layout) -> StoreResult<IndexDir> {
         let (dir, path) = layout.index_home()?;
-        Ok(Home { dir, path })
+        Ok(IndexDir { dir, path })
     }
 
     /// Returns whether an index exists.

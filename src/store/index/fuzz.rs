@@ -58,7 +58,7 @@ proptest! {
         let _ = keys::parse_dropped(&key, &value);
         let _ = keys::parse_operation(&key, &value);
         let _ = keys::unseal(&key, &value);
-        let _ = KnownCheckpoint::parse(&value);
+        let _ = CheckpointEntry::parse(&value);
         let _ = codec::decode_place(&value);
     }
 
@@ -67,10 +67,10 @@ proptest! {
         let at = Address { segment: at.0, offset: at.1 };
         let (deleted, hidden) = flags;
         let by = by.map(|(uid, pid)| Actor { uid, gid: uid, pid, process: "sh".into() });
-        let kept = Kept { hidden, pinned: pin, ..Kept::new(made, by) };
-        let bytes = KnownCheckpoint { deleted, at, kept: kept.clone() }.bytes().expect("within the limits");
-        let known = KnownCheckpoint::parse(&bytes).expect("what was written");
+        let kept = CheckpointState { hidden, pinned: pin, ..CheckpointState::new(made, by) };
+        let bytes = CheckpointEntry { deleted, at, kept: kept.clone() }.bytes().expect("within the limits");
+        let known = CheckpointEntry::parse(&bytes).expect("what was written");
         prop_assert_eq!((known.deleted, known.at, known.kept), (deleted, at, kept));
-        prop_assert!(KnownCheckpoint::parse(&bytes[..cut % bytes.len()]).is_none());
+        prop_assert!(CheckpointEntry::parse(&bytes[..cut % bytes.len()]).is_none());
     }
 }

@@ -3,9 +3,9 @@
 //! Invariant: keys sort by (kind, slot, name, epoch) for any bytes in a name, so one range covers a
 //! directory, a name, or the later epochs of a key.
 
-use super::runs::Line;
+use super::runs::RunListEntry;
 use crate::store::error::CodecError;
-use crate::store::forget::Forgotten;
+use crate::store::forget::ExpiredItems;
 use crate::store::hash::Hash;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
@@ -344,16 +344,16 @@ pub(super) fn split_epoch(key: &[u8]) -> Option<(&[u8], Epoch)> {
 }
 
 /// Returns the value of a run's key.
-pub(super) fn run_value(line: &Line) -> Vec<u8> {
+pub(super) fn run_value(line: &RunListEntry) -> Vec<u8> {
     [&value(&[line.number])[..], &[line.level]].concat()
 }
 
 /// Parses the key and value of a run.
-pub(super) fn parse_run(key: &[u8], value: &[u8]) -> Option<Line> {
+pub(super) fn parse_run(key: &[u8], value: &[u8]) -> Option<RunListEntry> {
     let ([from], ([number], &[level])) = (numbers(key)?, parse(value)?) else {
         return None;
     };
-    Some(Line {
+    Some(RunListEntry {
         from: from_key(from),
         number,
         level,
@@ -372,8 +372,8 @@ pub(super) fn parse_struck(key: &[u8], value: &[u8]) -> Option<((Epoch, Slot), A
 }
 
 /// Returns the keys of entries that no request can reach any more.
-pub(super) fn of_forgotten(forgotten: &Forgotten) -> Vec<Vec<u8>> {
-    let Forgotten {
+pub(super) fn of_forgotten(forgotten: &ExpiredItems) -> Vec<Vec<u8>> {
+    let ExpiredItems {
         checkpoints,
         lineage,
         operations,

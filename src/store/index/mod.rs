@@ -65,21 +65,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use self::batch::Batch;
 use self::batch::CheckpointChange;
-pub use self::catalogue::Catalogue;
-pub use self::compare::Difference;
+pub use self::catalogue::CatalogueQueries;
+pub use self::compare::IndexDifference;
 use self::db::Db;
-use self::files::{Home, guarded};
+use self::files::{IndexDir, guarded};
 use self::opening::close;
-pub use self::opening::{Doubt, Opening, onto_disk, open_waiting};
-use self::parts::{Parts, apply, put_merged};
-pub use self::runs::needs::Needs;
-pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
+pub use self::opening::{IndexOpening, RebuildReason, onto_disk, open_waiting};
+use self::parts::{IndexParts, apply, put_merged};
+pub use self::runs::needs::RetentionNeeds;
+pub(super) use self::runs::run::{Run, RunBuilder, RunCursor, RunSink, RunSource};
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::journal::{Address, codec};
 use super::layout::StoreId;
-use super::record::{Kept, Key, Place, Undo};
+use super::record::{CheckpointState, Key, Place, Undo};
 use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, RwLock};
 
@@ -88,19 +88,19 @@ const REBUILD_BATCH: usize = 32_768;
 
 /// The open index. Shared by reference between threads.
 pub struct Index {
-    home: Home,
+    home: IndexDir,
     id: StoreId,
     reserve: Arc<Reserve>,
     /// The index is in memory because it is small.
     waits: AtomicBool,
     applying: Mutex<()>,
-    db: RwLock<Option<Parts>>,
+    db: RwLock<Option<IndexParts>>,
 }
 
 impl Index {
     /// Returns the queries on checkpoints and operations.
-    pub fn catalogue(&self) -> Catalogue<'_> {
-        Catalogue(self)
+    pub fn catalogue(&self) -> CatalogueQueries<'_> {
+        CatalogueQueries(self)
     }
 
     /// Returns whether the index is in memory because it is too small to be worth its files; see
@@ -321,7 +321,7 @@ impl Index {
     fn with_parts<T>(
         &self,
         what: &'static str,
-        call: impl FnOnce(&Parts) -> StoreResult<T>,
+        call: impl FnOnce(&IndexParts) -> StoreResult<T>,
     ) -> StoreResult<T> {
         let parts = self.db.read();
         let parts = parts.as_ref().ok_or(StoreError::IndexClosed)?;
@@ -346,17 +346,17 @@ impl fmt::Debug for Index {
 }
 
 /// The entry of a checkpoint.
-struct KnownCheckpoint {
+struct CheckpointEntry {
     deleted: bool,
     at: Address,
-    kept: Kept,
+    kept: CheckpointState,
 }
 
-impl KnownCheckpoint {
-    fn parse(value: &[u8]) -> Option<KnownCheckpoint> {
+impl CheckpointEntry {
+    fn parse(value: &[u8]) -> Option<CheckpointEntry> {
         let (deleted, rest) = value.split_first()?;
         let ([at], rest) = keys::parse(rest)?;
-        Some(KnownCheckpoint {
+        Some(CheckpointEntry {
             deleted: *deleted != 0,
             at: keys::from_value(at),
             kept: codec::decode_kept(rest).ok()?,
@@ -408,7 +408,7 @@ fn applied_in(db: &Db) -> StoreResult<Option<(Address, Address)>> {
     Ok(Some((keys::from_value(last), keys::from_value(end))))
 }
 
-/// See [`Catalogue::last_checkpoint`].
+/// See [`CatalogueQueries::last_checkpoint`].
 fn last_checkpoint(db: &Db) -> StoreResult<Option<CheckpointId>> {
     let last = db.scan_prefix([keys::CHECKPOINT]).next_back().transpose()?;
     last.map(|entry| parsed(entry, |key, _| keys::parse_checkpoint(key)))
@@ -434,12 +434,12 @@ fn checkpoint_after(
     change: &CheckpointChange,
 ) -> StoreResult<Option<Vec<u8>>> {
     let base = match (&change.made, stored) {
-        (Some((kept, at)), _) => KnownCheckpoint {
+        (Some((kept, at)), _) => CheckpointEntry {
             deleted: false,
             at: *at,
             kept: kept.clone(),
         },
-        (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
+        (None, Some(stored)) => CheckpointEntry::parse(&stored).ok_or(StoreError::IndexDamaged)?,
         (None, None) => {
             // The checkpoint's record has been dropped from the journal, and this one will be.
             tracing::debug!("the journal speaks of a checkpoint that it has not got");

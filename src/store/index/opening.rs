@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::db::Db;
-use super::files::{Home, guarded};
-use super::parts::{Parts, begin, fill, filled_in_memory, in_memory, listed};
+use super::files::{IndexDir, guarded};
+use super::parts::{IndexParts, begin, fill, filled_in_memory, in_memory, listed};
 use super::runs::Runs;
 use super::{Index, applied_in, get, keys};
 use crate::store::error::{StoreError, StoreResult};
@@ -15,16 +15,16 @@ use crate::sys::lock::{Mutex, Rank, RwLock};
 
 /// Result of opening the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
+pub enum IndexOpening {
     /// The index exists and belongs to this store.
     Ready,
     /// The index is new and empty, for this reason, and must be rebuilt.
-    Rebuild(Doubt),
+    Rebuild(RebuildReason),
 }
 
 /// The reason why an index is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Doubt {
+pub enum RebuildReason {
     /// No index exists.
     #[error("there was none")]
     Missing,
@@ -52,7 +52,7 @@ pub enum Doubt {
 }
 
 impl Index {
-    fn new(layout: &Layout, home: Home) -> Index {
+    fn new(layout: &Layout, home: IndexDir) -> Index {
         Index {
             home,
             id: layout.id(),
@@ -68,8 +68,8 @@ impl Index {
     ///
     /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be created; `ReadOnly`;
     /// `NoIndexPath`.
-    pub fn open(layout: &Layout) -> StoreResult<(Index, Opening)> {
-        let index = Index::new(layout, Home::of(layout)?);
+    pub fn open(layout: &Layout) -> StoreResult<(Index, IndexOpening)> {
+        let index = Index::new(layout, IndexDir::of(layout)?);
         let (parts, opening) = match index.open_parts(false)? {
             Ok(parts) => {
                 if let Err(error) = index.home.delete_asides() {
@@ -78,10 +78,13 @@ impl Index {
                         "an old index cannot be deleted"
                     );
                 }
-                (parts, Opening::Ready)
+                (parts, IndexOpening::Ready)
             }
-            Err(Doubt::NoRoom) => (in_memory(index.id)?, Opening::Rebuild(Doubt::NoRoom)),
-            Err(doubt) => (index.fresh()?, Opening::Rebuild(doubt)),
+            Err(RebuildReason::NoRoom) => (
+                in_memory(index.id)?,
+                IndexOpening::Rebuild(RebuildReason::NoRoom),
+            ),
+            Err(doubt) => (index.fresh()?, IndexOpening::Rebuild(doubt)),
         };
         *index.db.write() = Some(parts);
         Ok((index, opening))
@@ -91,8 +94,8 @@ impl Index {
     /// nothing aside, although sled itself may repair its files.
     ///
     /// Errors: `Io`, `NoIndexPath`.
-    pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, Doubt>> {
-        let index = Index::new(layout, Home::to_check(layout)?);
+    pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, RebuildReason>> {
+        let index = Index::new(layout, IndexDir::to_check(layout)?);
         Ok(index.open_parts(true)?.map(|parts| {
             *index.db.write() = Some(parts);
             index
@@ -100,15 +103,15 @@ impl Index {
     }
 
     /// Opens the index on disk; `looked`: only for reading.
-    fn open_parts(&self, looked: bool) -> StoreResult<Result<Parts, Doubt>> {
+    fn open_parts(&self, looked: bool) -> StoreResult<Result<IndexParts, RebuildReason>> {
         if !self.home.exists()? {
-            return Ok(Err(Doubt::Missing));
+            return Ok(Err(RebuildReason::Missing));
         }
         let (doubt, error) = match self.open_trusted(looked) {
             Ok(opened) => return Ok(opened),
-            Err(StoreError::IndexDamaged) => return Ok(Err(Doubt::Damaged)),
-            Err(error) if self.is_for_want_of_room(&error) => (Doubt::NoRoom, error),
-            Err(error) => (Doubt::Unreadable, error),
+            Err(StoreError::IndexDamaged) => return Ok(Err(RebuildReason::Damaged)),
+            Err(error) if self.is_for_want_of_room(&error) => (RebuildReason::NoRoom, error),
+            Err(error) => (RebuildReason::Unreadable, error),
         };
         if !looked {
             tracing::warn!(
@@ -119,7 +122,7 @@ impl Index {
         Ok(Err(doubt))
     }
 
-    fn open_trusted(&self, looked: bool) -> StoreResult<Result<Parts, Doubt>> {
+    fn open_trusted(&self, looked: bool) -> StoreResult<Result<IndexParts, RebuildReason>> {
         let db = self.home.open()?;
         let opened = verify(&db, self.id).and_then(|doubt| match doubt {
             Some(doubt) => Ok(Err(doubt)),
@@ -129,7 +132,7 @@ impl Index {
             }
         });
         match opened {
-            Ok(Ok(runs)) => Ok(Ok(Parts { db, runs })),
+            Ok(Ok(runs)) => Ok(Ok(IndexParts { db, runs })),
             Ok(Err(doubt)) => {
                 close(db);
                 Ok(Err(doubt))
@@ -148,7 +151,7 @@ impl Index {
     }
 
     /// Sets the index on disk aside and creates a new one, in memory if the disk has no space.
-    fn fresh(&self) -> StoreResult<Parts> {
+    fn fresh(&self) -> StoreResult<IndexParts> {
         let made = self
             .home
             .set_aside()
@@ -200,7 +203,10 @@ impl Index {
     }
 
     /// Replaces the open index. Readers wait; on failure the index is closed.
-    fn replace(&self, make: impl FnOnce(Option<Parts>) -> StoreResult<Parts>) -> StoreResult<()> {
+    fn replace(
+        &self,
+        make: impl FnOnce(Option<IndexParts>) -> StoreResult<IndexParts>,
+    ) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let mut slot = self.db.write();
         let old = slot.take();
@@ -209,7 +215,12 @@ impl Index {
     }
 
     /// Applies the journal to a new index, or to one in memory if the disk has no space.
-    fn filled(&self, parts: Parts, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
+    fn filled(
+        &self,
+        parts: IndexParts,
+        journal: &Journal,
+        end: Option<Address>,
+    ) -> StoreResult<IndexParts> {
         match fill(&parts, journal, end) {
             Err(error) if parts.db.disk().is_some() && self.is_for_want_of_room(&error) => {
                 close(parts.db);
@@ -224,14 +235,14 @@ impl Index {
 /// As [`Index::open`]; without an index on disk, it is in memory until [`onto_disk`].
 ///
 /// Errors: as [`Index::open`].
-pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, Opening)> {
-    let index = Index::new(layout, Home::of(layout)?);
+pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, IndexOpening)> {
+    let index = Index::new(layout, IndexDir::of(layout)?);
     if index.home.exists()? {
         return Index::open(layout);
     }
     *index.db.write() = Some(in_memory(index.id)?);
     index.waits.store(true, Ordering::SeqCst);
-    Ok((index, Opening::Rebuild(Doubt::Missing)))
+    Ok((index, IndexOpening::Rebuild(RebuildReason::Missing)))
 }
 
 /// Rebuilds a small index that is in memory on disk, from the journal up to `end` or completely.
@@ -258,11 +269,11 @@ fn is_older(identity: &[u8], id: StoreId) -> bool {
         .is_some_and(|(version, of)| u32::from_le_bytes(*version) < keys::VERSION && of == id.0)
 }
 
-fn verify(db: &Db, id: StoreId) -> StoreResult<Option<Doubt>> {
+fn verify(db: &Db, id: StoreId) -> StoreResult<Option<RebuildReason>> {
     guarded("open", || match get(db, keys::META_STORE)? {
         Some(found) if found == identity(id) => applied_in(db).map(|_| None),
-        Some(found) if is_older(&found, id) => Ok(Some(Doubt::Older)),
-        _ => Ok(Some(Doubt::Foreign)),
+        Some(found) if is_older(&found, id) => Ok(Some(RebuildReason::Older)),
+        _ => Ok(Some(RebuildReason::Foreign)),
     })
 }
 

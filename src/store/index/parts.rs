@@ -1,11 +1,11 @@
 //! The two parts of an index, the database and the runs: their creation, and the changes of a
 //! batch.
 
-use super::batch::{Batch, Change};
+use super::batch::{Batch, KeyChange};
 use super::db::{Db, Edits};
-use super::files::{Home, guarded};
+use super::files::{IndexDir, guarded};
 use super::opening::{close, identity};
-use super::runs::{self, Line, Merge, Runs};
+use super::runs::{self, RunListEntry, RunMerge, Runs};
 use super::{applied_in, checkpoint_after, get, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
 use crate::store::journal::{Address, Journal};
@@ -13,19 +13,19 @@ use crate::store::layout::StoreId;
 use crate::sys::lock::RwLock;
 
 /// An open index.
-pub(super) struct Parts {
+pub(super) struct IndexParts {
     pub db: Db,
     pub runs: Runs,
 }
 
-impl Parts {
+impl IndexParts {
     /// Returns a copy of an index in memory.
-    pub fn copy(&self) -> Parts {
+    pub fn copy(&self) -> IndexParts {
         let db = match &self.db {
             Db::Memory(map) => Db::Memory(RwLock::new(map.read().clone())),
             Db::Disk(_) => Db::in_memory(),
         };
-        Parts {
+        IndexParts {
             db,
             runs: self.runs.copy(),
         }
@@ -33,7 +33,7 @@ impl Parts {
 }
 
 /// Returns the listed runs in order of their addresses, and the void records.
-pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
+pub(super) fn listed(db: &Db) -> StoreResult<(Vec<RunListEntry>, runs::VoidRecords)> {
     let struck = list(db, &[keys::STRUCK], keys::parse_struck)?;
     Ok((
         list(db, &[keys::RUN], keys::parse_run)?,
@@ -42,12 +42,12 @@ pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
 }
 
 /// Opens a new database and stores its identity.
-pub(super) fn begin(home: &Home, id: StoreId) -> StoreResult<Parts> {
+pub(super) fn begin(home: &IndexDir, id: StoreId) -> StoreResult<IndexParts> {
     let db = home.open()?;
     match guarded("begin", || say_whose(&db, id))
-        .and_then(|()| Runs::open(home.runs()?, &[], runs::Struck::new(), false))
+        .and_then(|()| Runs::open(home.runs()?, &[], runs::VoidRecords::new(), false))
     {
-        Ok(runs) => Ok(Parts { db, runs }),
+        Ok(runs) => Ok(IndexParts { db, runs }),
         Err(error) => {
             close(db);
             Err(error)
@@ -62,10 +62,10 @@ fn say_whose(db: &Db, id: StoreId) -> StoreResult<()> {
 }
 
 /// Creates an empty index in memory.
-pub(super) fn in_memory(id: StoreId) -> StoreResult<Parts> {
+pub(super) fn in_memory(id: StoreId) -> StoreResult<IndexParts> {
     let db = Db::in_memory();
     say_whose(&db, id)?;
-    Ok(Parts {
+    Ok(IndexParts {
         db,
         runs: Runs::in_memory(),
     })
@@ -75,14 +75,14 @@ pub(super) fn filled_in_memory(
     id: StoreId,
     journal: &Journal,
     end: Option<Address>,
-) -> StoreResult<Parts> {
+) -> StoreResult<IndexParts> {
     let parts = in_memory(id)?;
     fill(&parts, journal, end)?;
     Ok(parts)
 }
 
 /// Applies the journal from the applied address, up to `end` or completely.
-pub(super) fn fill(parts: &Parts, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
+pub(super) fn fill(parts: &IndexParts, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
     let from = applied_in(&parts.db)?.map_or(journal.start(), |(_, end)| end);
     let mut batch = Batch::after(last_checkpoint(&parts.db)?);
     for entry in journal.scan(from, end) {
@@ -96,7 +96,7 @@ pub(super) fn fill(parts: &Parts, journal: &Journal, end: Option<Address>) -> St
     guarded("apply", || fill_in(parts, &batch))
 }
 
-fn fill_in(parts: &Parts, batch: &Batch) -> StoreResult<()> {
+fn fill_in(parts: &IndexParts, batch: &Batch) -> StoreResult<()> {
     apply(parts, batch)?;
     if merge(parts)? {
         parts.runs.remove_replaced()
@@ -106,9 +106,9 @@ fn fill_in(parts: &Parts, batch: &Batch) -> StoreResult<()> {
 }
 
 /// Applies a batch completely or not at all.
-pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
+pub(super) fn apply(parts: &IndexParts, batch: &Batch) -> StoreResult<()> {
     let db = &parts.db;
-    let Listing { made, struck } = Listing::of(parts, batch)?;
+    let RunListChange { made, struck } = RunListChange::of(parts, batch)?;
     let mut edits = Edits::default();
     if let Some(made) = &made {
         edits.put(
@@ -124,8 +124,8 @@ pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     }
     for (key, change) in &batch.changes {
         match change {
-            Change::Remove => edits.remove(key.clone()),
-            Change::Keep(value) | Change::Put(value) => edits.put(key.clone(), value.clone()),
+            KeyChange::Remove => edits.remove(key.clone()),
+            KeyChange::Keep(value) | KeyChange::Put(value) => edits.put(key.clone(), value.clone()),
         }
     }
     for (id, change) in &batch.checkpoints {
@@ -144,29 +144,30 @@ pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
 }
 
 /// The changes of a batch to the list of runs.
-struct Listing {
-    made: Option<runs::Listed>,
-    struck: runs::Struck,
+struct RunListChange {
+    made: Option<runs::ListedRun>,
+    struck: runs::VoidRecords,
 }
 
-impl Listing {
+impl RunListChange {
     /// Writes a run of a batch's undo records.
-    fn of(parts: &Parts, batch: &Batch) -> StoreResult<Listing> {
+    fn of(parts: &IndexParts, batch: &Batch) -> StoreResult<RunListChange> {
         let from = applied_in(&parts.db)?.map_or(Address::START, |(_, end)| end);
         let mut entries = Vec::with_capacity(batch.undo.len());
-        let mut struck = runs::Struck::new();
+        let mut struck = runs::VoidRecords::new();
         for ((key, epoch), change) in &batch.undo {
-            if let Change::Keep(value) | Change::Put(value) = change {
+            if let KeyChange::Keep(value) | KeyChange::Put(value) = change {
                 entries.push((key.as_slice(), *epoch, value.as_slice()));
             }
             // Only data records are ever voided.
-            if let (Change::Remove | Change::Put(_), Some(slot)) = (change, keys::data_slot(key))
+            if let (KeyChange::Remove | KeyChange::Put(_), Some(slot)) =
+                (change, keys::data_slot(key))
                 && parts.runs.covers(*epoch)
             {
                 struck.insert((*epoch, slot), from);
             }
         }
-        Ok(Listing {
+        Ok(RunListChange {
             made: parts.runs.prepare(&entries, from)?,
             struck,
         })
@@ -174,7 +175,7 @@ impl Listing {
 }
 
 /// Merges the runs that are due. Returns whether enough was replaced to make the index durable now.
-fn merge(parts: &Parts) -> StoreResult<bool> {
+fn merge(parts: &IndexParts) -> StoreResult<bool> {
     let mut full = false;
     while let Some(merge) = parts.runs.merge(&|| false)? {
         full |= put_merged(parts, merge)?;
@@ -183,7 +184,7 @@ fn merge(parts: &Parts) -> StoreResult<bool> {
 }
 
 /// Lists a merged run if its sources are still listed. The caller excludes concurrent batches.
-pub(super) fn put_merged(parts: &Parts, mut merge: Merge) -> StoreResult<bool> {
+pub(super) fn put_merged(parts: &IndexParts, mut merge: RunMerge) -> StoreResult<bool> {
     if !parts.runs.settle(&mut merge) {
         return Ok(false);
     }

@@ -56,7 +56,7 @@ fn the_first_record_of_a_key_in_an_epoch_wins_within_and_across_batches() {
     for size in 1..=records.len() {
         let bench = Bench::new();
         let (index, opening) = bench.index();
-        assert_eq!(opening, Opening::Rebuild(Doubt::Missing));
+        assert_eq!(opening, IndexOpening::Rebuild(RebuildReason::Missing));
         bench.put(&index, &records, size);
         for merged in [false, true] {
             assert_eq!(data_after(&index, 7, 0), Some((1, 1)), "{merged}");
@@ -306,7 +306,7 @@ fn one_in_memory_is_equal_to_one_on_disk() {
         index.flush_durable().unwrap();
         drop(index);
         let (index, opening) = bench.index();
-        assert_eq!((opening, bench.asides()), (Opening::Ready, 0));
+        assert_eq!((opening, bench.asides()), (IndexOpening::Ready, 0));
         assert!(before == index.dump().unwrap());
         index.rebuild(&bench.journal, None).unwrap();
         assert!(after == index.dump().unwrap() && !index.is_in_memory());
@@ -322,7 +322,7 @@ fn it_is_there_after_reopening() {
     let before = index.dump().unwrap();
     drop(index);
     let (index, opening) = bench.index();
-    assert_eq!(opening, Opening::Ready);
+    assert_eq!(opening, IndexOpening::Ready);
     assert!(before == index.dump().unwrap());
     assert_eq!(index.applied().unwrap(), bench.journal.position());
 }
@@ -352,7 +352,9 @@ fn one_that_cannot_be_read_is_set_aside_and_deleted_later() {
     assert!(
         matches!(
             opening,
-            Opening::Rebuild(Doubt::Unreadable | Doubt::Foreign | Doubt::Damaged)
+            IndexOpening::Rebuild(
+                RebuildReason::Unreadable | RebuildReason::Foreign | RebuildReason::Damaged
+            )
         ),
         "{opening:?}"
     );
@@ -361,7 +363,7 @@ fn one_that_cannot_be_read_is_set_aside_and_deleted_later() {
     index.rebuild(&bench.journal, None).unwrap();
     assert!(before == index.dump().unwrap());
     drop(index);
-    assert_eq!(bench.index().1, Opening::Ready);
+    assert_eq!(bench.index().1, IndexOpening::Ready);
     assert_eq!(bench.asides(), 0);
 }
 
@@ -371,14 +373,14 @@ fn a_file_or_link_in_its_place_is_set_aside() {
     fs::write(bench.files(), "not a directory").unwrap();
     assert!(matches!(
         bench.index().1,
-        Opening::Rebuild(Doubt::Unreadable)
+        IndexOpening::Rebuild(RebuildReason::Unreadable)
     ));
     fs::remove_dir_all(bench.files()).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path(), bench.files()).unwrap();
     assert!(matches!(
         bench.index().1,
-        Opening::Rebuild(Doubt::Unreadable)
+        IndexOpening::Rebuild(RebuildReason::Unreadable)
     ));
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
     assert_eq!(bench.asides(), 2);
@@ -391,7 +393,7 @@ fn the_index_of_another_store_is_foreign() {
     one.put(&index, &story(), 100);
     drop(index);
     fs::rename(one.files(), two.files()).unwrap();
-    assert_eq!(two.index().1, Opening::Rebuild(Doubt::Foreign));
+    assert_eq!(two.index().1, IndexOpening::Rebuild(RebuildReason::Foreign));
 }
 
 #[test]
@@ -419,7 +421,10 @@ fn a_changed_value_is_found() {
     assert!(damaged(index.catalogue().last_checkpoint().map(drop)));
     assert!(damaged(index.applied().map(drop)));
     drop(index);
-    assert_eq!(bench.index().1, Opening::Rebuild(Doubt::Damaged));
+    assert_eq!(
+        bench.index().1,
+        IndexOpening::Rebuild(RebuildReason::Damaged)
+    );
 }
 
 #[test]

@@ -59,14 +59,17 @@
 
 mod forms;
 
-use self::forms::{Bytes, Form, List, Maybe, Own, Tagged, Text, fields, variants};
+use self::forms::{
+    Bytes, DefaultEncoding, Encoding, List, OptionOf, Tagged, Text, fields, variants,
+};
 use crate::store::error::CodecError;
 use crate::store::ids::{Address, CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layout::STORE_NAME;
-use crate::store::operation::{Deed, Operation, Retagged};
+use crate::store::operation::{Operation, OperationEffect, TagChange};
 use crate::store::record::{
-    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, Kept, Key,
-    NameTouch, ObjectHash, Place, Process, Reason, Record, Touch, Trigger, Undo,
+    AbsenceEpoch, Actor, AttrState, Checkpoint, CheckpointState, Child, Comparing, DataState,
+    Dropped, Key, NameTouch, ObjectHash, Place, Process, ProcessChange, Reason, Record, Trigger,
+    Undo,
 };
 use crate::sys::{Kind, Protection, Stat, Time};
 
@@ -117,11 +120,11 @@ fields! {
     Child { slot, kind }
     Stat {
         dev, ino, kind, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime, mtime, ctime,
-        btime: Maybe;
+        btime: OptionOf;
         protection = Protection::None
     }
-    AttrState { stat, target: Maybe<Bytes<PATH_BYTES_MAX>> }
-    DataState { object: Maybe, size, provisional }
+    AttrState { stat, target: OptionOf<Bytes<PATH_BYTES_MAX>> }
+    DataState { object: OptionOf, size, provisional }
     Actor { uid, gid, pid, process: Text<PROCESS_MAX> }
     Checkpoint { id, tags: Tags, note: Note, created_ns, atomic, dirty, reason }
     ObjectHash { object: InEpoch, size, hash }
@@ -130,16 +133,16 @@ fields! {
         pid, start, uid, parent, session, name: Text<PROCESS_MAX>, cgroup: Text<CGROUP_MAX>
     }
     Comparing { apart, baseline, left_ns }
-    Retagged { id, lost: Tags, got: Tags }
-    Operation { number, at_ns, by, undoes: Maybe, deed }
+    TagChange { id, lost: Tags, got: Tags }
+    Operation { number, at_ns, by, undoes: OptionOf, deed }
 }
 
 variants! {
     Kind { 0 File, 1 Dir, 2 Symlink, 3 Fifo, 4 Socket, 5 CharDev, 6 BlockDev }
     ObjectOrigin { 0 Cloned, 1 Moved }
     Key {
-        0 Entry(dir: Own, name: Own), 1 Attr(slot: Own), 2 Xattrs(slot: Own), 3 Data(slot: Own),
-        4 Home(slot: Own)
+        0 Entry(dir: DefaultEncoding, name: DefaultEncoding), 1 Attr(slot: DefaultEncoding), 2 Xattrs(slot: DefaultEncoding), 3 Data(slot: DefaultEncoding),
+        4 Home(slot: DefaultEncoding)
     }
     Trigger { 0 Tripwire, 1 Interval, 2 Quiet, 3 Unmount, 4 Absence }
     Reason {
@@ -147,40 +150,40 @@ variants! {
         4 Imported { of_ns }
     }
     NameTouch { 0 Removed, 1 Made, 2 Moved }
-    Touch {
+    ProcessChange {
         0 Name { by, dir, name, how }, 1 Data { by, slot }, 2 Attr { by, slot },
         3 Made { by, slot }, 4 Gone { slot }, 5 Left { by, slot }
     }
-    Apart { 1 No, 2 Unclosed, 3 Closed }
-    Deed {
+    AbsenceEpoch { 1 No, 2 Unclosed, 3 Closed }
+    OperationEffect {
         0 Made { id }, 1 Restored { target, guard, paths: Paths; only = false },
         2 Deleted { id, freed }, 3 Revived { id }, 4 Tagged { changes: List<PAYLOAD_MAX> },
-        5 Pinned { id, before: Maybe<Note>, after: Maybe<Note> },
+        5 Pinned { id, before: OptionOf<Note>, after: OptionOf<Note> },
         6 Restored { target, guard, paths: Paths; only = true },
         7 Branch { base, name: Text<TAG_MAX>, store: Text<TAG_MAX>, dropped }
     }
     Record {
         1 Undo { epoch, undo: List<UNDO_ITEMS_MAX> },
         2 Void { epoch, slot },
-        3 Moved { places: List<PAYLOAD_MAX, (Own, Own)> },
-        4 Checkpoint(checkpoint: Own),
+        3 Moved { places: List<PAYLOAD_MAX, (DefaultEncoding, DefaultEncoding)> },
+        4 Checkpoint(checkpoint: DefaultEncoding),
         5 Tags { id, tags: Tags },
         6 Deleted { id },
         7 Replacing { slot, place, object; whiteout = false },
         8 RestoreBegin { target, guard, paths: Paths },
         9 RestoreEnd,
-        10 Mounted { at_ns, stopped_ns: Maybe },
+        10 Mounted { at_ns, stopped_ns: OptionOf },
         11 Unmounted { at_ns },
         12 By { at_ns, actor },
         13 Hashes { epoch, objects: List<OBJECTS_MAX>, whole },
-        14 Pinned { id, reason: Maybe<Note> },
+        14 Pinned { id, reason: OptionOf<Note> },
         15 Hidden { id, hidden },
-        16 Operation(operation: Own),
+        16 Operation(operation: DefaultEncoding),
         17 (0) Touched {
-            processes: List<PAYLOAD_MAX, (Own, Own)>, touches: List<PAYLOAD_MAX>
+            processes: List<PAYLOAD_MAX, (DefaultEncoding, DefaultEncoding)>, touches: List<PAYLOAD_MAX>
         },
         17 (1) OpenAt {
-            id, open: List<PAYLOAD_MAX, (Bytes<PATH_BYTES_MAX>, Own)>, more
+            id, open: List<PAYLOAD_MAX, (Bytes<PATH_BYTES_MAX>, DefaultEncoding)>, more
         },
         18 RestoreOnly { paths: Paths },
         19 Dropped {
@@ -277,7 +280,7 @@ pub(in crate::store) fn is_name(bytes: &[u8]) -> bool {
         && !bytes.iter().any(|b| matches!(b, 0 | b'/'))
 }
 
-impl Form<Name> for Own {
+impl Encoding<Name> for DefaultEncoding {
     fn put(name: &Name, out: &mut Vec<u8>) -> Coded<()> {
         if !is_name(name.as_bytes()) {
             return Err(CodecError::Name);
@@ -295,17 +298,17 @@ impl Form<Name> for Own {
     }
 }
 
-impl Form<Place> for Own {
+impl Encoding<Place> for DefaultEncoding {
     fn put(Place { parent, name }: &Place, out: &mut Vec<u8>) -> Coded<()> {
         check_place(*parent, name)?;
-        Own::put(parent, out)?;
-        Own::put(name, out)
+        DefaultEncoding::put(parent, out)?;
+        DefaultEncoding::put(name, out)
     }
 
     fn take(from: &mut &[u8]) -> Coded<Place> {
         let place = Place {
-            parent: Own::take(from)?,
-            name: Own::take(from)?,
+            parent: DefaultEncoding::take(from)?,
+            name: DefaultEncoding::take(from)?,
         };
         check_place(place.parent, &place.name).map(|()| place)
     }
@@ -314,37 +317,37 @@ impl Form<Place> for Own {
 /// An object in a record that states the epoch once for all its objects.
 struct InEpoch;
 
-impl Form<ObjectId> for InEpoch {
+impl Encoding<ObjectId> for InEpoch {
     fn put(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
-        Own::put(&object.slot, out)?;
-        Own::put(&object.serial, out)?;
-        Own::put(&object.origin, out)
+        DefaultEncoding::put(&object.slot, out)?;
+        DefaultEncoding::put(&object.serial, out)?;
+        DefaultEncoding::put(&object.origin, out)
     }
 
     /// Leaves the epoch to be set from the record.
     fn take(from: &mut &[u8]) -> Coded<ObjectId> {
         Ok(ObjectId {
             epoch: Epoch(0),
-            slot: Own::take(from)?,
-            serial: Own::take(from)?,
-            origin: Own::take(from)?,
+            slot: DefaultEncoding::take(from)?,
+            serial: DefaultEncoding::take(from)?,
+            origin: DefaultEncoding::take(from)?,
         })
     }
 }
 
-impl Form<Time> for Own {
+impl Encoding<Time> for DefaultEncoding {
     fn put(time: &Time, out: &mut Vec<u8>) -> Coded<()> {
         if time.nsec >= NSEC_PER_SEC {
             return Err(CodecError::Range);
         }
-        Own::put(&time.sec, out)?;
-        Own::put(&time.nsec, out)
+        DefaultEncoding::put(&time.sec, out)?;
+        DefaultEncoding::put(&time.nsec, out)
     }
 
     fn take(from: &mut &[u8]) -> Coded<Time> {
         let time = Time {
-            sec: Own::take(from)?,
-            nsec: Own::take(from)?,
+            sec: DefaultEncoding::take(from)?,
+            nsec: DefaultEncoding::take(from)?,
         };
         if time.nsec < NSEC_PER_SEC {
             Ok(time)
@@ -357,10 +360,10 @@ impl Form<Time> for Own {
 /// A value whose first byte is never zero, or a zero for `None`.
 struct OrZero;
 
-impl Form<Option<Comparing>> for OrZero {
+impl Encoding<Option<Comparing>> for OrZero {
     fn put(comparing: &Option<Comparing>, out: &mut Vec<u8>) -> Coded<()> {
         match comparing {
-            Some(comparing) => Own::put(comparing, out),
+            Some(comparing) => DefaultEncoding::put(comparing, out),
             None => {
                 out.push(0);
                 Ok(())
@@ -372,12 +375,12 @@ impl Form<Option<Comparing>> for OrZero {
         if forms::eat(from, 0) {
             Ok(None)
         } else {
-            Own::take(from).map(Some)
+            DefaultEncoding::take(from).map(Some)
         }
     }
 }
 
-impl Form<Undo> for Own {
+impl Encoding<Undo> for DefaultEncoding {
     fn put(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
         // Encodes the key without cloning its name.
         let (tag, slot) = match undo {
@@ -388,15 +391,15 @@ impl Form<Undo> for Own {
             Undo::Home { slot, .. } => (4, slot),
         };
         out.push(tag);
-        Own::put(slot, out)?;
+        DefaultEncoding::put(slot, out)?;
         if let Undo::Entry { name, .. } = undo {
-            Own::put(name, out)?;
+            DefaultEncoding::put(name, out)?;
         }
         encode_before(undo, out)
     }
 
     fn take(from: &mut &[u8]) -> Coded<Undo> {
-        take_before(Own::take(from)?, from)
+        take_before(DefaultEncoding::take(from)?, from)
     }
 }
 
@@ -404,11 +407,11 @@ impl Form<Undo> for Own {
 pub(in crate::store) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
     check_undo(undo)?;
     match undo {
-        Undo::Entry { before, .. } => <Maybe>::put(before, out),
-        Undo::Attr { before, .. } => Own::put(before, out),
+        Undo::Entry { before, .. } => <OptionOf>::put(before, out),
+        Undo::Attr { before, .. } => DefaultEncoding::put(before, out),
         Undo::Xattrs { before, .. } => XattrList::put(before, out),
-        Undo::Data { before, .. } => Own::put(before, out),
-        Undo::Home { before, .. } => Own::put(before, out),
+        Undo::Data { before, .. } => DefaultEncoding::put(before, out),
+        Undo::Home { before, .. } => DefaultEncoding::put(before, out),
     }
 }
 
@@ -422,11 +425,11 @@ fn take_before(key: Key, from: &mut &[u8]) -> Coded<Undo> {
         Key::Entry(dir, name) => Undo::Entry {
             dir,
             name,
-            before: <Maybe>::take(from)?,
+            before: <OptionOf>::take(from)?,
         },
         Key::Attr(slot) => Undo::Attr {
             slot,
-            before: Own::take(from)?,
+            before: DefaultEncoding::take(from)?,
         },
         Key::Xattrs(slot) => Undo::Xattrs {
             slot,
@@ -434,11 +437,11 @@ fn take_before(key: Key, from: &mut &[u8]) -> Coded<Undo> {
         },
         Key::Data(slot) => Undo::Data {
             slot,
-            before: Own::take(from)?,
+            before: DefaultEncoding::take(from)?,
         },
         Key::Home(slot) => Undo::Home {
             slot,
-            before: Own::take(from)?,
+            before: DefaultEncoding::take(from)?,
         },
     };
     check_undo(&undo).map(|()| undo)
@@ -457,32 +460,32 @@ fn check_undo(undo: &Undo) -> Coded<()> {
 
 /// Encodes a checkpoint for the index: as in a frame of kind 4, then `bool hidden, option text
 /// pinned, option (uint uid, uint gid, uint pid, text process)`. Its parent is stored separately.
-pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()> {
-    Own::put(&kept.checkpoint, out)?;
-    Own::put(&kept.hidden, out)?;
-    Maybe::<Note>::put(&kept.pinned, out)?;
-    <Maybe>::put(&kept.by, out)
+pub(in crate::store) fn encode_kept(kept: &CheckpointState, out: &mut Vec<u8>) -> Coded<()> {
+    DefaultEncoding::put(&kept.checkpoint, out)?;
+    DefaultEncoding::put(&kept.hidden, out)?;
+    OptionOf::<Note>::put(&kept.pinned, out)?;
+    <OptionOf>::put(&kept.by, out)
 }
 
 /// Decodes the result of [`encode_kept`].
-pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<Kept> {
+pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<CheckpointState> {
     whole(bytes, |from| {
-        let mut kept = Kept::new(Own::take(from)?, None);
-        kept.hidden = Own::take(from)?;
-        kept.pinned = Maybe::<Note>::take(from)?;
-        kept.by = <Maybe>::take(from)?;
+        let mut kept = CheckpointState::new(DefaultEncoding::take(from)?, None);
+        kept.hidden = DefaultEncoding::take(from)?;
+        kept.pinned = OptionOf::<Note>::take(from)?;
+        kept.by = <OptionOf>::take(from)?;
         Ok(kept)
     })
 }
 
 /// Appends a place, in the same form as in the index.
 pub(in crate::store) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
-    Own::put(place, out)
+    DefaultEncoding::put(place, out)
 }
 
 /// Decodes the result of [`encode_place`].
 pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
-    whole(bytes, Own::take)
+    whole(bytes, DefaultEncoding::take)
 }
 
 /// Appends an object without its epoch: `uint slot, uint serial, u8 origin`.
@@ -505,7 +508,7 @@ pub(in crate::store) fn encode_uint(value: u64, out: &mut Vec<u8>) {
 
 /// Reads a uint from the beginning of `bytes`.
 pub(in crate::store) fn decode_uint(bytes: &mut &[u8]) -> Coded<u64> {
-    Own::take(bytes)
+    DefaultEncoding::take(bytes)
 }
 
 #[cfg(test)]

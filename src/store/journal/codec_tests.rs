@@ -56,7 +56,7 @@ fn checkpoint(reason: Reason) -> Checkpoint {
     }
 }
 
-fn operation(deed: Deed, undoes: Option<u64>) -> Operation {
+fn operation(deed: OperationEffect, undoes: Option<u64>) -> Operation {
     let by = Actor {
         uid: 0,
         gid: u32::MAX,
@@ -139,7 +139,7 @@ fn undos() -> Vec<Undo> {
     undos
 }
 
-fn comparing(apart: Apart, left_ns: i64) -> Comparing {
+fn comparing(apart: AbsenceEpoch, left_ns: i64) -> Comparing {
     Comparing {
         baseline: crate::store::Address {
             segment: 1,
@@ -162,20 +162,21 @@ fn process() -> Process {
     }
 }
 
-fn touches() -> Vec<Touch> {
+fn touches() -> Vec<ProcessChange> {
     let (by, slot, name) = (u32::MAX, Slot(u64::MAX), Name::new(b"n"));
-    let names = [NameTouch::Removed, NameTouch::Made, NameTouch::Moved].map(|how| Touch::Name {
-        by,
-        dir: slot,
-        name: name.clone(),
-        how,
-    });
+    let names =
+        [NameTouch::Removed, NameTouch::Made, NameTouch::Moved].map(|how| ProcessChange::Name {
+            by,
+            dir: slot,
+            name: name.clone(),
+            how,
+        });
     let nodes = [
-        Touch::Data { by, slot },
-        Touch::Attr { by, slot },
-        Touch::Made { by, slot },
-        Touch::Gone { slot },
-        Touch::Left { by, slot },
+        ProcessChange::Data { by, slot },
+        ProcessChange::Attr { by, slot },
+        ProcessChange::Made { by, slot },
+        ProcessChange::Gone { slot },
+        ProcessChange::Left { by, slot },
     ];
     names.into_iter().chain(nodes).collect()
 }
@@ -231,9 +232,9 @@ fn checkpoints() -> Vec<Record> {
             from_ns: i64::MIN,
             to_ns: 1,
         },
-        Record::Comparing(Some(comparing(Apart::No, 0))),
-        Record::Comparing(Some(comparing(Apart::Unclosed, i64::MIN))),
-        Record::Comparing(Some(comparing(Apart::Closed, i64::MAX))),
+        Record::Comparing(Some(comparing(AbsenceEpoch::No, 0))),
+        Record::Comparing(Some(comparing(AbsenceEpoch::Unclosed, i64::MIN))),
+        Record::Comparing(Some(comparing(AbsenceEpoch::Closed, i64::MAX))),
         Record::Tags {
             id: CheckpointId(1),
             tags: vec!["t".repeat(TAG_MAX)],
@@ -263,13 +264,13 @@ fn checkpoints() -> Vec<Record> {
 fn operations() -> Vec<Record> {
     vec![
         Record::Operation(operation(
-            Deed::Made {
+            OperationEffect::Made {
                 id: CheckpointId(1),
             },
             None,
         )),
         Record::Operation(operation(
-            Deed::Restored {
+            OperationEffect::Restored {
                 target: CheckpointId(1),
                 guard: CheckpointId(2),
                 paths: vec![b"\xff/a".to_vec()],
@@ -278,7 +279,7 @@ fn operations() -> Vec<Record> {
             Some(u64::MAX),
         )),
         Record::Operation(operation(
-            Deed::Restored {
+            OperationEffect::Restored {
                 target: CheckpointId(1),
                 guard: CheckpointId(2),
                 paths: vec![vec![]],
@@ -287,21 +288,21 @@ fn operations() -> Vec<Record> {
             None,
         )),
         Record::Operation(operation(
-            Deed::Deleted {
+            OperationEffect::Deleted {
                 id: CheckpointId(200),
                 freed: true,
             },
             None,
         )),
         Record::Operation(operation(
-            Deed::Revived {
+            OperationEffect::Revived {
                 id: CheckpointId(0),
             },
             Some(1),
         )),
         Record::Operation(operation(
-            Deed::Tagged {
-                changes: vec![Retagged {
+            OperationEffect::Tagged {
+                changes: vec![TagChange {
                     id: CheckpointId(1),
                     lost: vec!["a".into()],
                     got: vec![],
@@ -310,7 +311,7 @@ fn operations() -> Vec<Record> {
             None,
         )),
         Record::Operation(operation(
-            Deed::Pinned {
+            OperationEffect::Pinned {
                 id: CheckpointId(1),
                 before: None,
                 after: Some("why".into()),

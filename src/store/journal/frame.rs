@@ -26,14 +26,14 @@ pub(super) struct Link {
 }
 
 /// The store of a journal.
-pub(super) struct Identity {
+pub(super) struct JournalKey {
     pub id: StoreId,
     pub key: [u8; 32],
 }
 
-impl Identity {
-    pub fn new(id: StoreId) -> Identity {
-        Identity {
+impl JournalKey {
+    pub fn new(id: StoreId) -> JournalKey {
+        JournalKey {
             id,
             key: blake3::derive_key("ckptfs journal v1", &id.0),
         }
@@ -150,7 +150,7 @@ pub(super) struct Gap {
 
 /// The data at an offset where a frame may begin.
 #[derive(Debug)]
-pub(super) enum Seen<'a> {
+pub(super) enum FrameAt<'a> {
     /// A complete frame: header, payload, its hash.
     Frame(Header, &'a [u8], Hash),
     /// Frames that were left out of a pack.
@@ -162,27 +162,27 @@ pub(super) enum Seen<'a> {
 }
 
 /// Examines the bytes at an offset. They must reach to the end of the frame or of the file.
-pub(super) fn look<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Seen<'a> {
+pub(super) fn look<'a>(bytes: &'a [u8], key: &[u8; 32]) -> FrameAt<'a> {
     let head = bytes.get(..HEADER).unwrap_or(bytes);
     if head.iter().all(|b| *b == 0) {
-        return Seen::Nothing;
+        return FrameAt::Nothing;
     }
     let Some(header) = Header::parse(bytes).filter(Header::plausible) else {
-        return Seen::Rubbish;
+        return FrameAt::Rubbish;
     };
     let whole = header
         .total()
         .and_then(|total| bytes.get(..total))
         .and_then(|frame| frame.split_last_chunk::<HASH>());
     let Some((body, hash)) = whole else {
-        return Seen::Rubbish;
+        return FrameAt::Rubbish;
     };
     let hash = Hash::from_bytes(*hash);
     match body.get(HEADER..) {
         Some(payload) if blake3::keyed_hash(key, body) == hash => {
-            Seen::Frame(header, payload, hash)
+            FrameAt::Frame(header, payload, hash)
         }
-        _ => Seen::Rubbish,
+        _ => FrameAt::Rubbish,
     }
 }
 

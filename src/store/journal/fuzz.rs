@@ -6,13 +6,13 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
-use super::frame::{self, HEADER, Header, Link, Seen};
+use super::frame::{self, FrameAt, HEADER, Header, Link};
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::operation::{Deed, Operation, Retagged};
+use crate::store::operation::{Operation, OperationEffect, TagChange};
 use crate::store::record::{
-    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch,
-    ObjectHash, Place, Process, Reason, Record, Touch, Trigger, Undo,
+    AbsenceEpoch, Actor, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch,
+    ObjectHash, Place, Process, ProcessChange, Reason, Record, Trigger, Undo,
 };
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Protection, Stat, Time};
@@ -239,35 +239,35 @@ fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operatio
     let id = || number().prop_map(CheckpointId);
     let reason = || option::of("[a-z]{0,20}");
     let deed = prop_oneof![
-        id().prop_map(|id| Deed::Made { id }),
+        id().prop_map(|id| OperationEffect::Made { id }),
         (
             id(),
             id(),
             vec(vec(any::<u8>(), 0..30), 0..5),
             any::<bool>()
         )
-            .prop_map(|(target, guard, paths, only)| Deed::Restored {
+            .prop_map(|(target, guard, paths, only)| OperationEffect::Restored {
                 target,
                 guard,
                 paths,
                 only
             }),
-        (id(), any::<bool>()).prop_map(|(id, freed)| Deed::Deleted { id, freed }),
-        id().prop_map(|id| Deed::Revived { id }),
+        (id(), any::<bool>()).prop_map(|(id, freed)| OperationEffect::Deleted { id, freed }),
+        id().prop_map(|id| OperationEffect::Revived { id }),
         vec(
-            (id(), tags(), tags()).prop_map(|(id, lost, got)| Retagged { id, lost, got }),
+            (id(), tags(), tags()).prop_map(|(id, lost, got)| TagChange { id, lost, got }),
             0..4
         )
-        .prop_map(|changes| Deed::Tagged { changes }),
+        .prop_map(|changes| OperationEffect::Tagged { changes }),
         (id(), "[a-z]{1,20}", "[0-9a-f]{32}", any::<bool>()).prop_map(
-            |(base, name, store, dropped)| Deed::Branch {
+            |(base, name, store, dropped)| OperationEffect::Branch {
                 base,
                 name,
                 store,
                 dropped
             }
         ),
-        (id(), reason(), reason()).prop_map(|(id, before, after)| Deed::Pinned {
+        (id(), reason(), reason()).prop_map(|(id, before, after)| OperationEffect::Pinned {
             id,
             before,
             after
@@ -299,24 +299,24 @@ fn process() -> impl Strategy<Value = Process> {
     )
 }
 
-fn touch() -> impl Strategy<Value = Touch> {
+fn touch() -> impl Strategy<Value = ProcessChange> {
     let how = prop_oneof![
         Just(NameTouch::Removed),
         Just(NameTouch::Made),
         Just(NameTouch::Moved)
     ];
     prop_oneof![
-        (any::<u32>(), place(), how).prop_map(|(by, place, how)| Touch::Name {
+        (any::<u32>(), place(), how).prop_map(|(by, place, how)| ProcessChange::Name {
             by,
             dir: place.parent,
             name: place.name,
             how
         }),
-        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Data { by, slot }),
-        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Attr { by, slot }),
-        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Made { by, slot }),
-        slot().prop_map(|slot| Touch::Gone { slot }),
-        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Left { by, slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| ProcessChange::Data { by, slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| ProcessChange::Attr { by, slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| ProcessChange::Made { by, slot }),
+        slot().prop_map(|slot| ProcessChange::Gone { slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| ProcessChange::Left { by, slot }),
     ]
 }
 
@@ -371,7 +371,11 @@ fn any_record() -> impl Strategy<Value = Record> {
 }
 
 fn comparing() -> impl Strategy<Value = Comparing> {
-    let apart = prop::sample::select(vec![Apart::No, Apart::Unclosed, Apart::Closed]);
+    let apart = prop::sample::select(vec![
+        AbsenceEpoch::No,
+        AbsenceEpoch::Unclosed,
+        AbsenceEpoch::Closed,
+    ]);
     let place = (any::<u32>(), any::<u32>())
         .prop_map(|(segment, offset)| crate::store::Address { segment, offset });
     (place, any::<i64>(), apart).prop_map(|(baseline, left_ns, apart)| Comparing {
@@ -470,7 +474,7 @@ proptest! {
         let bytes = framed(&records);
         let mut at = 0;
         for record in records {
-            let Seen::Frame(header, payload, _) = frame::look(&bytes[at..], &KEY) else { panic!("no frame at {at}") };
+            let FrameAt::Frame(header, payload, _) = frame::look(&bytes[at..], &KEY) else { panic!("no frame at {at}") };
             prop_assert_eq!(decode(header.kind, payload), Some(record));
             at += header.total().expect("a frame has a length");
         }
@@ -481,12 +485,12 @@ proptest! {
     fn changed_frames_are_none(record in record(), changes in changes(), any in vec(any::<u8>(), 0..200)) {
         let bytes = framed(std::slice::from_ref(&record));
         let other = mutated(bytes.clone(), &changes);
-        if let Seen::Frame(header, ..) = frame::look(&other, &KEY) {
+        if let FrameAt::Frame(header, ..) = frame::look(&other, &KEY) {
             // Bytes after the frame do not matter.
             let total = header.total().expect("a frame has a length");
             prop_assert_eq!(&other[..total], &bytes[..]);
         }
-        prop_assert!(!matches!(frame::look(&any, &KEY), Seen::Frame(..)));
+        prop_assert!(!matches!(frame::look(&any, &KEY), FrameAt::Frame(..)));
         prop_assert_eq!(Header::parse(&any).is_some(), any.len() >= HEADER);
     }
 }

@@ -76,12 +76,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use self::frame::{Identity, Link};
-pub use self::packing::Verdict;
+use self::frame::{JournalKey, Link};
+pub use self::packing::PackDecision;
 use self::reading::Readers;
 pub use self::scan::Scan;
 use self::segment::{SEGMENT_BYTES, SEGMENT_HEADER};
-use self::tail::Tail;
+use self::tail::JournalTail;
 use super::error::{CodecError, StoreError, StoreResult};
 pub use super::ids::Address;
 use super::layout::Layout;
@@ -136,7 +136,7 @@ pub struct Opening {
 /// The open journal, shared between threads.
 pub struct Journal {
     dir: OwnedFd,
-    identity: Identity,
+    identity: JournalKey,
     segment_bytes: u32,
     headroom: u32,
     first: u32,
@@ -164,7 +164,7 @@ struct Writer {
     /// Segments before `file` with frames that may not be on disk.
     unsynced: Vec<Arc<File>>,
     buffer: Vec<u8>,
-    tail: Tail,
+    tail: JournalTail,
 }
 
 /// The state that a sync makes durable.
@@ -203,9 +203,9 @@ impl Journal {
             .journal_dir()
             .try_clone_to_owned()
             .map_err(StoreError::io("open", "journal"))?;
-        let identity = Identity::new(layout.id());
+        let identity = JournalKey::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
-        let first = opening::First {
+        let first = opening::FirstSegment {
             bytes: if layout.is_branch() {
                 segment_bytes.min(BRANCH_FIRST)
             } else {
@@ -234,7 +234,7 @@ impl Journal {
             .journal_dir()
             .try_clone_to_owned()
             .map_err(StoreError::io("open", "journal"))?;
-        let identity = Identity::new(layout.id());
+        let identity = JournalKey::new(layout.id());
         let (found, damage) = opening::open_to_check(&dir, &identity)?;
         let opening = Opening {
             torn: found.torn,
@@ -249,9 +249,9 @@ impl Journal {
 
     fn of(
         dir: OwnedFd,
-        identity: Identity,
+        identity: JournalKey,
         segment_bytes: u32,
-        found: opening::Found,
+        found: opening::JournalEnd,
     ) -> StoreResult<Journal> {
         let durable = if found.file.is_some() {
             found.link.seq
@@ -259,7 +259,7 @@ impl Journal {
             0
         };
         let (end, link) = (found.end, found.link);
-        let tail = Tail::new(
+        let tail = JournalTail::new(
             dir.try_clone().map_err(StoreError::io("open", "journal"))?,
             found.tails,
         );

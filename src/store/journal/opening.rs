@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::frame::{self, Header, Identity, Link, Seen};
-use super::segment::{self, SEGMENT_HEADER, Source, Window};
+use super::frame::{self, FrameAt, Header, JournalKey, Link};
+use super::segment::{self, SEGMENT_HEADER, SegmentReader, SegmentSource};
 use super::{pack, tail};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
@@ -29,7 +29,7 @@ const SURVEY_BYTES_MAX: u64 = 64 << 20;
 const SURVEY_HASHED_MAX: usize = 1 << 30;
 
 /// The end of a journal.
-pub(super) struct Found {
+pub(super) struct JournalEnd {
     /// Number of the first segment.
     pub first: u32,
     /// The segment with the end, open for writing; `None` if the store is read-only.
@@ -50,10 +50,10 @@ pub(super) struct Found {
     pub tails: Vec<String>,
 }
 
-impl Found {
+impl JournalEnd {
     /// Returns the end of a journal without frames that begins with this segment.
-    fn empty(first: u32, identity: &Identity) -> Found {
-        Found {
+    fn empty(first: u32, identity: &JournalKey) -> JournalEnd {
+        JournalEnd {
             first,
             file: None,
             end: Address {
@@ -71,7 +71,7 @@ impl Found {
 }
 
 /// Options for creating the first segment.
-pub(super) struct First {
+pub(super) struct FirstSegment {
     /// Its size, in bytes.
     pub bytes: u32,
     /// Make it durable immediately.
@@ -85,14 +85,14 @@ pub(super) struct First {
 /// on disk, so the search begins there; damage before it is detected when it is read.
 pub(super) fn open(
     dir: &OwnedFd,
-    identity: &Identity,
-    make: First,
+    identity: &JournalKey,
+    make: FirstSegment,
     noted: Option<Address>,
     write: bool,
-) -> StoreResult<Found> {
-    let search = Search::new(dir, identity)?;
+) -> StoreResult<JournalEnd> {
+    let search = EndSearch::new(dir, identity)?;
     let Some(&first) = search.segments.first() else {
-        let mut found = Found::empty(1, identity);
+        let mut found = JournalEnd::empty(1, identity);
         if write {
             found.file = Some(Arc::new(segment::make(
                 dir,
@@ -121,14 +121,14 @@ pub(super) fn open(
         (end, link, last) = walk()?;
     }
     let rest = search.survey(end, link)?;
-    let mut found = Found {
+    let mut found = JournalEnd {
         end,
         link,
         last,
         torn: rest.torn(),
         witness: tail.witness,
         tail_written_ns: tail.written_ns,
-        ..Found::empty(first, identity)
+        ..JournalEnd::empty(first, identity)
     };
     if !write {
         return Ok(found);
@@ -149,11 +149,11 @@ pub(super) fn open(
 /// together with the intact part before it.
 pub(super) fn open_to_check(
     dir: &OwnedFd,
-    identity: &Identity,
-) -> StoreResult<(Found, Option<StoreError>)> {
-    let search = Search::new(dir, identity)?;
+    identity: &JournalKey,
+) -> StoreResult<(JournalEnd, Option<StoreError>)> {
+    let search = EndSearch::new(dir, identity)?;
     let first = search.segments.first().copied().unwrap_or(1);
-    let mut found = Found::empty(first, identity);
+    let mut found = JournalEnd::empty(first, identity);
     let gap = (first..)
         .zip(&search.segments)
         .find(|(expected, number)| expected != *number);
@@ -184,32 +184,32 @@ pub(super) fn open_to_check(
 
 /// The data after the end.
 #[derive(Debug, Default)]
-struct Rest {
+struct TrailingData {
     /// In the segment of the end: the bytes from the end to the last nonzero byte.
     bytes: Vec<u8>,
     /// Later segments with more than a header and zeros.
     segments: Vec<u32>,
 }
 
-impl Rest {
+impl TrailingData {
     fn torn(&self) -> bool {
         !self.bytes.is_empty() || !self.segments.is_empty()
     }
 }
 
-struct Search<'a> {
+struct EndSearch<'a> {
     dir: &'a OwnedFd,
-    identity: &'a Identity,
+    identity: &'a JournalKey,
     /// All segments, in order, without a gap.
     segments: Vec<u32>,
     /// The packed ones, in order.
     packed: Vec<u32>,
 }
 
-impl<'a> Search<'a> {
-    fn new(dir: &'a OwnedFd, identity: &'a Identity) -> StoreResult<Search<'a>> {
+impl<'a> EndSearch<'a> {
+    fn new(dir: &'a OwnedFd, identity: &'a JournalKey) -> StoreResult<EndSearch<'a>> {
         let (segments, packed) = segment::list(dir)?;
-        Ok(Search {
+        Ok(EndSearch {
             dir,
             identity,
             segments,
@@ -218,16 +218,16 @@ impl<'a> Search<'a> {
     }
 }
 
-impl Search<'_> {
-    fn window(&self, number: u32) -> StoreResult<Window> {
-        Ok(Window::new(
-            Source::open(self.dir, self.identity, number)?,
+impl EndSearch<'_> {
+    fn window(&self, number: u32) -> StoreResult<SegmentReader> {
+        Ok(SegmentReader::new(
+            SegmentSource::open(self.dir, self.identity, number)?,
             number,
             u32::MAX,
         ))
     }
 
-    /// See [`Window::first`]. A segment without a header counts as empty; the survey decides
+    /// See [`SegmentReader::first`]. A segment without a header counts as empty; the survey decides
     /// whether that is damage.
     fn first_frame(&self, number: u32) -> StoreResult<Option<(Link, u64)>> {
         match self.window(number) {
@@ -259,7 +259,7 @@ impl Search<'_> {
         Ok(self.segments.first().copied().unwrap_or(1))
     }
 
-    /// As [`Search::walk`], from the noted last frame if it exists in segment `start` or a later
+    /// As [`EndSearch::walk`], from the noted last frame if it exists in segment `start` or a later
     /// one.
     fn walk_from(
         &self,
@@ -292,7 +292,9 @@ impl Search<'_> {
         let mut link = (from == Address::START).then(|| self.identity.genesis());
         loop {
             match window.look(at.offset, &self.identity.key)? {
-                Seen::Frame(header, _, hash) if link.is_none_or(|link| link == header.before()) => {
+                FrameAt::Frame(header, _, hash)
+                    if link.is_none_or(|link| link == header.before()) =>
+                {
                     last = Some(at);
                     link = Some(Link {
                         seq: header.seq,
@@ -301,12 +303,12 @@ impl Search<'_> {
                     at = window.end_of(at.offset, &header);
                     continue;
                 }
-                Seen::Gap(gap) if link.is_none_or(|link| link == gap.before) => {
+                FrameAt::Gap(gap) if link.is_none_or(|link| link == gap.before) => {
                     link = Some(gap.after);
                     at.offset = gap.end;
                     continue;
                 }
-                Seen::Frame(..) | Seen::Gap(_) | Seen::Nothing | Seen::Rubbish => {}
+                FrameAt::Frame(..) | FrameAt::Gap(_) | FrameAt::Nothing | FrameAt::Rubbish => {}
             }
             let next = at.segment.saturating_add(1);
             let follows = match self.segments.binary_search(&next) {
@@ -328,12 +330,12 @@ impl Search<'_> {
 
     /// Examines all data after the end. Fails with `JournalDamaged` if it proves that durable
     /// frames are missing.
-    fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
+    fn survey(&self, end: Address, link: Link) -> StoreResult<TrailingData> {
         // A segment always follows a pack, and packed frames were on disk.
         if self.packed.last().is_some_and(|last| *last >= end.segment) {
             return Err(end.damaged());
         }
-        let mut rest = Rest {
+        let mut rest = TrailingData {
             bytes: self.tail(end.segment, end.offset)?,
             segments: Vec::new(),
         };
@@ -401,11 +403,11 @@ impl Search<'_> {
             let claimed = near.and_then(|header| header.total());
             hashed = hashed.checked_sub(claimed.unwrap_or(0))?;
             at += match claimed.map(|_| frame::look(rest, &self.identity.key)) {
-                Some(Seen::Frame(header, payload, _)) => {
+                Some(FrameAt::Frame(header, payload, _)) => {
                     frames.push((at, header));
                     payload.len() + frame::OVERHEAD
                 }
-                Some(Seen::Gap(_) | Seen::Nothing | Seen::Rubbish) | None => 1,
+                Some(FrameAt::Gap(_) | FrameAt::Nothing | FrameAt::Rubbish) | None => 1,
             };
         }
         Some(frames)
@@ -413,7 +415,7 @@ impl Search<'_> {
 
     /// Saves and clears the data after the end, so that none of it can later pass for a frame.
     /// Durable on return.
-    fn repair(&self, end: Address, rest: &Rest) -> StoreResult<()> {
+    fn repair(&self, end: Address, rest: &TrailingData) -> StoreResult<()> {
         if !rest.torn() {
             return Ok(());
         }

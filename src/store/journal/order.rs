@@ -15,7 +15,7 @@ use crate::store::record::{DataState, Record, Undo};
 
 /// The position of a sequential read.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct RecordOrder {
     /// The open epoch; `None`: unknown because the read began in the middle.
     open: Option<Epoch>,
     /// Frames missing since that epoch was determined, the maximum by which it may be later.
@@ -24,10 +24,10 @@ pub(super) struct Order {
     operation: Option<u64>,
 }
 
-impl Order {
+impl RecordOrder {
     /// Returns the state at the beginning of the journal.
-    pub fn of_all() -> Order {
-        Order {
+    pub fn of_all() -> RecordOrder {
+        RecordOrder {
             open: Some(Epoch(1)),
             gone: 0,
             operation: Some(0),

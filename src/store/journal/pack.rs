@@ -21,7 +21,7 @@ use blake3::Hash;
 use rustix::fs::OFlags;
 
 use super::codec;
-use super::frame::{Gap, Header, Identity, Link, OVERHEAD, Seen};
+use super::frame::{FrameAt, Gap, Header, JournalKey, Link, OVERHEAD};
 use super::segment::{SEGMENT_BYTES, SEGMENT_HEADER};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
@@ -83,7 +83,11 @@ struct Item {
 impl Pack {
     /// Opens and reads a pack; `None` if it does not exist. Fails with `JournalDamaged` at offset 0
     /// if it is incomplete, or does not belong to this segment of this store.
-    pub fn open(journal: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Option<Pack>> {
+    pub fn open(
+        journal: impl AsFd,
+        identity: &JournalKey,
+        number: u32,
+    ) -> StoreResult<Option<Pack>> {
         let Some(dir) = dir(journal)? else {
             return Ok(None);
         };
@@ -99,7 +103,7 @@ impl Pack {
             .ok_or(super::segment::damaged(number))
     }
 
-    fn parse(bytes: &[u8], identity: &Identity, number: u32) -> Option<Pack> {
+    fn parse(bytes: &[u8], identity: &JournalKey, number: u32) -> Option<Pack> {
         let (said, hash) = bytes.split_last_chunk::<HASH>()?;
         if blake3::keyed_hash(&identity.key, said) != Hash::from_bytes(*hash) {
             return None;
@@ -209,16 +213,16 @@ impl Pack {
 
     /// Examines an offset; an offset inside missing frames also returns the gap. The header of a
     /// changed frame has its original length.
-    pub fn look(&self, offset: u32) -> Seen<'_> {
+    pub fn look(&self, offset: u32) -> FrameAt<'_> {
         if offset == self.end {
-            return Seen::Nothing;
+            return FrameAt::Nothing;
         }
         let Some(number) = self
             .items
             .partition_point(|item| item.at <= offset)
             .checked_sub(1)
         else {
-            return Seen::Rubbish;
+            return FrameAt::Rubbish;
         };
         let before = number
             .checked_sub(1)
@@ -229,17 +233,17 @@ impl Pack {
             .get(number)
             .filter(|item| item.at == offset || item.kind == 0 && offset < item.end)
         else {
-            return Seen::Rubbish;
+            return FrameAt::Rubbish;
         };
         if item.kind == 0 {
-            return Seen::Gap(Gap {
+            return FrameAt::Gap(Gap {
                 before,
                 after: item.link,
                 end: item.end,
             });
         }
         let Some(payload) = self.bytes.get(item.payload.clone()) else {
-            return Seen::Rubbish;
+            return FrameAt::Rubbish;
         };
         let header = Header {
             len: (item.end - item.at).saturating_sub(OVERHEAD as u32),
@@ -249,7 +253,7 @@ impl Pack {
             durable: item.durable,
             prev: before.hash,
         };
-        Seen::Frame(header, payload, item.link.hash)
+        FrameAt::Frame(header, payload, item.link.hash)
     }
 }
 
@@ -363,7 +367,7 @@ impl Packer {
     /// Returns the encoded pack.
     ///
     /// Errors: `TooBig`, `Io`.
-    pub fn finish(mut self, identity: &Identity, number: u32) -> StoreResult<Vec<u8>> {
+    pub fn finish(mut self, identity: &JournalKey, number: u32) -> StoreResult<Vec<u8>> {
         self.end_gap();
         let body_len = u32::try_from(self.body.len())
             .ok()
@@ -388,14 +392,14 @@ impl Packer {
 }
 
 /// Reports whether these bytes are a complete pack of this segment.
-pub(super) fn is_whole(bytes: &[u8], identity: &Identity, number: u32) -> bool {
+pub(super) fn is_whole(bytes: &[u8], identity: &JournalKey, number: u32) -> bool {
     Pack::parse(bytes, identity, number).is_some()
 }
 
 /// Replaces a segment, packed or not, by a pack. Durable on return; on failure nothing has changed.
 pub(super) fn put(
     journal: impl AsFd,
-    identity: &Identity,
+    identity: &JournalKey,
     number: u32,
     bytes: &[u8],
 ) -> StoreResult<()> {
@@ -451,7 +455,7 @@ fn read(file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn head(identity: &Identity, number: u32) -> Vec<u8> {
+fn head(identity: &JournalKey, number: u32) -> Vec<u8> {
     [
         &MAGIC[..],
         &VERSION.to_le_bytes(),

@@ -4,9 +4,9 @@
 //! the end, finds segments unchanged. A reader of a segment that is being packed continues with the
 //! old file.
 
-use super::frame::{Link, Seen};
+use super::frame::{FrameAt, Link};
 use super::pack::{self, Packer};
-use super::segment::{SEGMENT_HEADER, Window};
+use super::segment::{SEGMENT_HEADER, SegmentReader};
 use super::{Address, Journal, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
@@ -15,7 +15,7 @@ use crate::sys::lock::MutexGuard;
 
 /// The decision about a record when its segment is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PackDecision {
     /// The record stays.
     Keep,
     /// It is replaced by this smaller record.
@@ -25,7 +25,7 @@ pub enum Verdict {
 }
 
 /// The pack of a segment, not yet written.
-pub struct Packed {
+pub struct BuiltPack {
     number: u32,
     bytes: Vec<u8>,
 }
@@ -65,12 +65,12 @@ impl Journal {
     pub fn pack(
         &self,
         number: u32,
-        judge: &mut dyn FnMut(Address, Record) -> StoreResult<Verdict>,
-    ) -> StoreResult<Option<Packed>> {
+        judge: &mut dyn FnMut(Address, Record) -> StoreResult<PackDecision>,
+    ) -> StoreResult<Option<BuiltPack>> {
         let key = &self.identity.key;
         let source = self.segment_for_reading(number)?;
         let was_packed = source.is_packed();
-        let mut window = Window::new(source, number, u32::MAX);
+        let mut window = SegmentReader::new(source, number, u32::MAX);
         let mut at = Address {
             segment: number,
             offset: SEGMENT_HEADER,
@@ -79,25 +79,25 @@ impl Journal {
         let mut packer = Packer::new(first);
         loop {
             match window.look(at.offset, key)? {
-                Seen::Frame(header, payload, hash) => {
+                FrameAt::Frame(header, payload, hash) => {
                     if packer.last() != header.before() {
                         return Err(at.damaged());
                     }
                     let record = codec::decode(header.kind, payload)
                         .map_err(|source| StoreError::BadRecord { at, source })?;
                     match judge(at, record)? {
-                        Verdict::Keep => packer.keep(&header, payload, hash),
-                        Verdict::Less(record) => packer.change(&header, &record, hash)?,
-                        Verdict::LeaveOut => packer.leave_out(&header, hash),
+                        PackDecision::Keep => packer.keep(&header, payload, hash),
+                        PackDecision::Less(record) => packer.change(&header, &record, hash)?,
+                        PackDecision::LeaveOut => packer.leave_out(&header, hash),
                     }
                     at = window.end_of(at.offset, &header);
                 }
-                Seen::Gap(gap) => {
+                FrameAt::Gap(gap) => {
                     packer.pass_gap(at.offset, &gap);
                     at.offset = gap.end;
                 }
-                Seen::Nothing => break,
-                Seen::Rubbish => return Err(at.damaged()),
+                FrameAt::Nothing => break,
+                FrameAt::Rubbish => return Err(at.damaged()),
             }
         }
         // The segment was read completely if the next one continues its last link.
@@ -107,7 +107,7 @@ impl Journal {
         if was_packed && !packer.is_less {
             return Ok(None);
         }
-        Ok(Some(Packed {
+        Ok(Some(BuiltPack {
             number,
             bytes: packer.finish(&self.identity, number)?,
         }))
@@ -124,7 +124,7 @@ impl Journal {
     /// Durable on return; on failure nothing has changed.
     ///
     /// Errors: `Io`, `Latched`.
-    pub fn put_packed(&self, packed: &Packed) -> StoreResult<()> {
+    pub fn put_packed(&self, packed: &BuiltPack) -> StoreResult<()> {
         // A thread that waits for this lock must not wait for one in the idle class.
         sys::awake(|| {
             let _packing = self.hold_packs();
@@ -140,7 +140,7 @@ impl Journal {
     /// Returns the link that the first frame of a segment continues, if it has a frame.
     fn first_link(&self, number: u32) -> StoreResult<Option<Link>> {
         Ok(
-            Window::new(self.segment_for_reading(number)?, number, u32::MAX)
+            SegmentReader::new(self.segment_for_reading(number)?, number, u32::MAX)
                 .first(&self.identity.key)?
                 .map(|(before, _)| before),
         )

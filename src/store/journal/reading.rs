@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::frame::{self, Seen};
-use super::segment::{self, Source};
+use super::frame::{self, FrameAt};
+use super::segment::{self, SegmentSource};
 use super::{Address, Journal, Scan, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
@@ -18,7 +18,7 @@ const READ_FIRST: usize = 1024;
 /// Segments kept open for reading.
 #[derive(Default)]
 pub(super) struct Readers {
-    pub open: BTreeMap<u32, Source>,
+    pub open: BTreeMap<u32, SegmentSource>,
     /// Number of packs made: sources opened before the last one are not cached.
     pub turn: u64,
 }
@@ -37,8 +37,8 @@ impl Journal {
     /// Errors: as [`Journal::read`].
     pub fn read_if_needed(&self, at: Address) -> StoreResult<Option<Record>> {
         let file = match self.segment_for_reading(at.segment)? {
-            Source::File(file) => file,
-            Source::Pack(pack) => return self.decode(at, pack.look(at.offset)),
+            SegmentSource::File(file) => file,
+            SegmentSource::Pack(pack) => return self.decode(at, pack.look(at.offset)),
         };
         let failed =
             || StoreError::io("read the journal's segment", segment::file_name(at.segment));
@@ -48,7 +48,7 @@ impl Journal {
         let have = first.get(..filled).unwrap_or_default();
         let header = frame::Header::parse(have).filter(frame::Header::plausible);
         let Some(total) = header.and_then(|header| header.total()) else {
-            return self.decode(at, Seen::Rubbish);
+            return self.decode(at, FrameAt::Rubbish);
         };
         let mut whole;
         let bytes = if total <= have.len() {
@@ -62,13 +62,13 @@ impl Journal {
         self.decode(at, frame::look(bytes, &self.identity.key))
     }
 
-    fn decode(&self, at: Address, seen: Seen<'_>) -> StoreResult<Option<Record>> {
+    fn decode(&self, at: Address, seen: FrameAt<'_>) -> StoreResult<Option<Record>> {
         match seen {
-            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload)
+            FrameAt::Frame(header, payload, _) => codec::decode(header.kind, payload)
                 .map(Some)
                 .map_err(|source| StoreError::BadRecord { at, source }),
-            Seen::Gap(_) => Ok(None),
-            Seen::Nothing | Seen::Rubbish => Err(at.damaged()),
+            FrameAt::Gap(_) => Ok(None),
+            FrameAt::Nothing | FrameAt::Rubbish => Err(at.damaged()),
         }
     }
 
@@ -82,7 +82,7 @@ impl Journal {
         )
     }
 
-    pub(super) fn segment_for_reading(&self, number: u32) -> StoreResult<Source> {
+    pub(super) fn segment_for_reading(&self, number: u32) -> StoreResult<SegmentSource> {
         let turn = {
             let readers = self.readers.lock();
             if let Some(source) = readers.open.get(&number) {
@@ -90,7 +90,7 @@ impl Journal {
             }
             readers.turn
         };
-        let source = Source::open(&self.dir, &self.identity, number)?;
+        let source = SegmentSource::open(&self.dir, &self.identity, number)?;
         let mut readers = self.readers.lock();
         if readers.turn == turn {
             readers.keep(number, source.clone());
@@ -101,7 +101,7 @@ impl Journal {
 
 impl Readers {
     /// Caches a source, evicting another if there are too many.
-    fn keep(&mut self, number: u32, source: Source) {
+    fn keep(&mut self, number: u32, source: SegmentSource) {
         let others = |packed| {
             self.open
                 .iter()

@@ -1,8 +1,8 @@
 //! Sequential reading of the journal.
 
-use super::frame::{Link, Seen};
-use super::order::Order;
-use super::segment::{SEGMENT_HEADER, Window};
+use super::frame::{FrameAt, Link};
+use super::order::RecordOrder;
+use super::segment::{SEGMENT_HEADER, SegmentReader};
 use super::{Address, Journal, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
@@ -12,17 +12,17 @@ pub struct Scan<'a> {
     journal: &'a Journal,
     at: Address,
     to: Address,
-    window: Option<Window>,
+    window: Option<SegmentReader>,
     link: Option<Link>,
-    order: Order,
+    order: RecordOrder,
 }
 
 impl<'a> Scan<'a> {
     pub(super) fn new(journal: &'a Journal, from: Address, to: Address) -> Scan<'a> {
         let order = if from == journal.start() {
-            Order::of_all()
+            RecordOrder::of_all()
         } else {
-            Order::default()
+            RecordOrder::default()
         };
         Scan {
             journal,
@@ -54,7 +54,7 @@ impl<'a> Scan<'a> {
                     } else {
                         u32::MAX
                     };
-                    Window::new(
+                    SegmentReader::new(
                         self.journal.segment_for_reading(at.segment)?,
                         at.segment,
                         end,
@@ -62,7 +62,7 @@ impl<'a> Scan<'a> {
                 }
             };
             match window.look(at.offset, &self.journal.identity.key)? {
-                Seen::Frame(header, payload, hash) => {
+                FrameAt::Frame(header, payload, hash) => {
                     if self.link.is_some_and(|link| link != header.before()) {
                         return Err(at.damaged());
                     }
@@ -77,7 +77,7 @@ impl<'a> Scan<'a> {
                     self.window = Some(window);
                     return Ok(Some((at, record)));
                 }
-                Seen::Gap(gap) => {
+                FrameAt::Gap(gap) => {
                     if self.link.is_some_and(|link| link != gap.before) {
                         return Err(at.damaged());
                     }
@@ -87,13 +87,13 @@ impl<'a> Scan<'a> {
                     self.at.offset = gap.end;
                     self.window = Some(window);
                 }
-                Seen::Nothing if at.segment < self.to.segment => {
+                FrameAt::Nothing if at.segment < self.to.segment => {
                     self.at = Address {
                         segment: at.segment.saturating_add(1),
                         offset: SEGMENT_HEADER,
                     };
                 }
-                Seen::Nothing | Seen::Rubbish => return Err(at.damaged()),
+                FrameAt::Nothing | FrameAt::Rubbish => return Err(at.damaged()),
             }
         }
         Ok(None)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::frame::{self, Header, Identity, Link, Seen};
+use super::frame::{self, FrameAt, Header, JournalKey, Link};
 use super::pack::{self, Pack};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
@@ -25,7 +25,7 @@ const MAGIC: &[u8; 8] = b"ckptjrnl";
 const VERSION: u32 = 1;
 /// Smallest useful preallocation of a segment, in bytes.
 pub(super) const PREALLOCATED_MIN: u32 = 64 << 10;
-/// Read size of a [`Window`], in bytes.
+/// Read size of a [`SegmentReader`], in bytes.
 const BLOCK: usize = 256 << 10;
 
 /// Returns the file name of a segment.
@@ -58,7 +58,7 @@ pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
     Ok((all, packed))
 }
 
-fn header(identity: &Identity, number: u32) -> Vec<u8> {
+fn header(identity: &JournalKey, number: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(SEGMENT_HEADER as usize);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -78,7 +78,7 @@ pub(super) fn damaged(segment: u32) -> StoreError {
 /// segment of this store.
 pub(super) fn open(
     dir: impl AsFd,
-    identity: &Identity,
+    identity: &JournalKey,
     number: u32,
     write: bool,
 ) -> StoreResult<File> {
@@ -100,7 +100,7 @@ pub(super) fn open(
 /// fdatasync(2). On failure no segment exists.
 pub(super) fn make(
     dir: impl AsFd,
-    identity: &Identity,
+    identity: &JournalKey,
     number: u32,
     bytes: u32,
     synced: bool,
@@ -195,18 +195,18 @@ pub(super) fn is_blank(file: &File, offset: u64) -> bool {
 
 /// An open segment for reading.
 #[derive(Clone)]
-pub(super) enum Source {
+pub(super) enum SegmentSource {
     File(Arc<File>),
     Pack(Arc<Pack>),
 }
 
-impl Source {
+impl SegmentSource {
     /// Opens a segment, packed or not. Fails with `JournalDamaged` at offset 0 if it does not
     /// belong to this segment of this store.
-    pub fn open(dir: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Source> {
+    pub fn open(dir: impl AsFd, identity: &JournalKey, number: u32) -> StoreResult<SegmentSource> {
         let dir = dir.as_fd();
-        let packed = || -> StoreResult<Option<Source>> {
-            Ok(Pack::open(dir, identity, number)?.map(|pack| Source::Pack(Arc::new(pack))))
+        let packed = || -> StoreResult<Option<SegmentSource>> {
+            Ok(Pack::open(dir, identity, number)?.map(|pack| SegmentSource::Pack(Arc::new(pack))))
         };
         if let Some(pack) = packed()? {
             return Ok(pack);
@@ -214,17 +214,17 @@ impl Source {
         match open(dir, identity, number, false) {
             // It may just have been packed.
             Err(error) if error.errno() == Errno::ENOENT => packed()?.ok_or(error),
-            file => Ok(Source::File(Arc::new(file?))),
+            file => Ok(SegmentSource::File(Arc::new(file?))),
         }
     }
 
     pub fn is_packed(&self) -> bool {
-        matches!(self, Source::Pack(_))
+        matches!(self, SegmentSource::Pack(_))
     }
 }
 
 /// Reads a segment sequentially.
-pub(super) struct Window {
+pub(super) struct SegmentReader {
     number: u32,
     from: From,
 }
@@ -244,19 +244,19 @@ struct Blocks {
     bytes: Vec<u8>,
 }
 
-impl Window {
-    pub fn new(source: Source, number: u32, end: u32) -> Window {
+impl SegmentReader {
+    pub fn new(source: SegmentSource, number: u32, end: u32) -> SegmentReader {
         let from = match source {
-            Source::File(file) => From::File(Blocks {
+            SegmentSource::File(file) => From::File(Blocks {
                 file,
                 number,
                 begin: 0,
                 end,
                 bytes: Vec::new(),
             }),
-            Source::Pack(pack) => From::Pack(pack),
+            SegmentSource::Pack(pack) => From::Pack(pack),
         };
-        Window { number, from }
+        SegmentReader { number, from }
     }
 
     /// Returns the number of the segment.
@@ -265,7 +265,7 @@ impl Window {
     }
 
     /// Examines this offset.
-    pub fn look(&mut self, offset: u32, key: &[u8; 32]) -> StoreResult<Seen<'_>> {
+    pub fn look(&mut self, offset: u32, key: &[u8; 32]) -> StoreResult<FrameAt<'_>> {
         match &mut self.from {
             From::Pack(pack) => Ok(pack.look(offset)),
             From::File(blocks) => {
@@ -287,8 +287,8 @@ impl Window {
             return Ok(Some((pack.first(), pack.first().seq)));
         }
         Ok(match self.look(SEGMENT_HEADER, key)? {
-            Seen::Frame(header, _, _) => Some((header.before(), header.durable)),
-            Seen::Gap(_) | Seen::Nothing | Seen::Rubbish => None,
+            FrameAt::Frame(header, _, _) => Some((header.before(), header.durable)),
+            FrameAt::Gap(_) | FrameAt::Nothing | FrameAt::Rubbish => None,
         })
     }
 

@@ -41,7 +41,7 @@ const NAME_PREFIX: &[u8] = crate::store::layout::XATTR_PREFIX;
 
 /// The tail of an open journal.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct JournalTail {
     dir: OwnedFd,
     /// The current file, and its number of attributes.
     current: Option<(File, usize)>,
@@ -86,11 +86,11 @@ fn chunks(at: Address, bytes: &[u8]) -> impl Iterator<Item = (Address, &[u8])> {
         })
 }
 
-impl Tail {
+impl JournalTail {
     /// Returns the tail of the journal in `dir`. The old tail files `names` have been read, and the
     /// next sync removes them.
-    pub(super) fn new(dir: OwnedFd, names: Vec<String>) -> Tail {
-        Tail {
+    pub(super) fn new(dir: OwnedFd, names: Vec<String>) -> JournalTail {
+        JournalTail {
             dir,
             current: None,
             names,
@@ -225,7 +225,7 @@ fn remove_attributes(dir: BorrowedFd<'_>, name: &str) {
 
 /// The content of the tail files of a journal.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct TailContents {
     /// The files.
     pub(super) names: Vec<String>,
     /// The journal position up to which the tree is on disk, if a tail exists.
@@ -238,8 +238,8 @@ pub(super) struct Found {
 }
 
 /// Reads the tail files.
-pub(super) fn read(dir: impl AsFd) -> StoreResult<Found> {
-    let mut found = Found::default();
+pub(super) fn read(dir: impl AsFd) -> StoreResult<TailContents> {
+    let mut found = TailContents::default();
     let mut names: Vec<(Address, String)> = at::names(&dir)
         .map_err(StoreError::io("list", "journal"))?
         .iter()
@@ -301,7 +301,7 @@ fn parse_file(name: &[u8]) -> Option<(Address, String)> {
     (digits.get(8) == Some(&b'-')).then(|| (Address { segment, offset }, text.to_owned()))
 }
 
-impl Found {
+impl TailContents {
     /// Writes bytes that the segments lack from `end` on; returns `true` if any were written.
     /// Everything before `end` is intact.
     pub(super) fn fill(&self, dir: impl AsFd, end: Address) -> StoreResult<bool> {

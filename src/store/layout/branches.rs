@@ -40,7 +40,7 @@ pub use super::branch_store::{branch_mark, store_id};
 use super::{Layout, StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::CheckpointId;
-use crate::sys::fault::{self, Call};
+use crate::sys::fault::{self, CallKind};
 use crate::sys::host;
 
 /// Maximum number of branches of a tree, without dropped ones.
@@ -177,7 +177,7 @@ impl BranchEntry {
 
 /// The content of the registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Registered {
+pub struct RegistryContent {
     /// The valid entries, by name.
     pub entries: Vec<BranchEntry>,
     /// Invalid files. Their bases are unknown, so no checkpoint is freed.
@@ -203,7 +203,7 @@ impl Registry<'_> {
     ///
     /// # Errors
     /// Those of open(2) and read(2); an invalid file is not an error.
-    pub fn all(&self) -> StoreResult<Registered> {
+    pub fn all(&self) -> StoreResult<RegistryContent> {
         entries_in(self.store, BRANCHES, |file| Some(file.to_owned()))
     }
 
@@ -224,7 +224,7 @@ impl Registry<'_> {
     ///
     /// # Errors
     /// As [`Registry::all`].
-    pub fn dropped(&self) -> StoreResult<Registered> {
+    pub fn dropped(&self) -> StoreResult<RegistryContent> {
         entries_in(self.store, DROPPED, |file| {
             file.strip_suffix(ENTRY_SUFFIX).map(str::to_owned)
         })
@@ -428,7 +428,7 @@ impl Registry<'_> {
 ///
 /// # Errors
 /// As [`Registry::all`].
-pub fn branches_of(root: impl AsFd) -> StoreResult<(Registered, Registered)> {
+pub fn branches_of(root: impl AsFd) -> StoreResult<(RegistryContent, RegistryContent)> {
     let layout = Layout::open_existing_readonly(root)?;
     let registry = layout.branches();
     Ok((registry.all()?, registry.dropped()?))
@@ -475,8 +475,8 @@ fn entries_in(
     store: &OwnedFd,
     dir: &str,
     stem: impl Fn(&str) -> Option<String>,
-) -> StoreResult<Registered> {
-    let mut found = Registered::default();
+) -> StoreResult<RegistryContent> {
+    let mut found = RegistryContent::default();
     let Some(opened) = existing(store, dir)? else {
         return Ok(found);
     };
@@ -521,7 +521,7 @@ fn is_used(dropped: &OwnedFd, tree: &str) -> StoreResult<bool> {
 
 /// Renames to a name that must be free.
 fn rename_new(from: impl AsFd, name: &[u8], to: impl AsFd, new: &[u8]) -> io::Result<()> {
-    fault::check(Call::Rename)?;
+    fault::check(CallKind::Rename)?;
     let (from, to) = (from.as_fd(), to.as_fd());
     let renamed = rustix::fs::renameat_with(from, name, to, new, RenameFlags::NOREPLACE);
     Ok(renamed?)

@@ -74,7 +74,7 @@ pub struct MergeEntry {
 }
 
 /// An inode number and birth time, because numbers are reused.
-pub type Birth = (Slot, Option<Time>);
+pub type InodeBirth = (Slot, Option<Time>);
 
 impl MergeEntry {
     fn line(&self) -> String {
@@ -139,7 +139,7 @@ fn parse(bytes: &[u8]) -> Option<Vec<MergeEntry>> {
     text.lines().map(MergeEntry::parse).collect()
 }
 
-fn birth_bytes((slot, btime): &Birth) -> [u8; 24] {
+fn birth_bytes((slot, btime): &InodeBirth) -> [u8; 24] {
     let (sec, nsec) = btime.map_or((0, NO_TIME), |time| (time.sec, time.nsec));
     let mut bytes = [0; 24];
     let (number, rest) = bytes.split_at_mut(8);
@@ -152,7 +152,7 @@ fn birth_bytes((slot, btime): &Birth) -> [u8; 24] {
     bytes
 }
 
-fn parse_birth(bytes: &[u8]) -> Option<Birth> {
+fn parse_birth(bytes: &[u8]) -> Option<InodeBirth> {
     let (slot, rest) = bytes.split_first_chunk::<8>()?;
     let (sec, rest) = rest.split_first_chunk::<8>()?;
     let (nsec, _) = rest.split_first_chunk::<4>()?;
@@ -167,7 +167,7 @@ fn sum(pair: &[u8]) -> [u8; 8] {
 }
 
 /// Parses a pair; `None` if it was written partly.
-fn parse_pair(bytes: &[u8]) -> Option<[Birth; 2]> {
+fn parse_pair(bytes: &[u8]) -> Option<[InodeBirth; 2]> {
     let (pair, written) = bytes.split_at_checked(48)?;
     let (one, other) = pair.split_at_checked(24)?;
     (written == sum(pair)).then_some([parse_birth(one)?, parse_birth(other)?])
@@ -262,7 +262,7 @@ impl Merges<'_> {
     ///
     /// # Errors
     /// Those of read(2).
-    pub fn pairs(&self) -> StoreResult<Vec<[Birth; 2]>> {
+    pub fn pairs(&self) -> StoreResult<Vec<[InodeBirth; 2]>> {
         let Some(dir) = self.dir()? else {
             return Ok(Vec::new());
         };
@@ -282,7 +282,7 @@ impl Merges<'_> {
     ///
     /// # Errors
     /// Those of write(2), fsync(2).
-    pub fn add_pairs(&self, pairs: &[[Birth; 2]]) -> StoreResult<()> {
+    pub fn add_pairs(&self, pairs: &[[InodeBirth; 2]]) -> StoreResult<()> {
         if pairs.is_empty() {
             return Ok(());
         }

@@ -138,18 +138,18 @@ impl Layout {
 
 /// The time up to which everything was on disk.
 #[derive(Debug)]
-pub(super) struct Synced {
+pub(super) struct SyncedTime {
     /// The latest time of [`Layout::note_synced`]; `i64::MIN`: none.
     ns: AtomicI64,
     /// Held during a write of the note.
     noting: Mutex<()>,
 }
 
-impl Synced {
+impl SyncedTime {
     /// Reads the time from the store in `dir`.
-    pub fn noted(dir: &OwnedFd) -> Synced {
+    pub fn noted(dir: &OwnedFd) -> SyncedTime {
         let ns = read_noted(dir, SYNCED_NAME).unwrap_or(i64::MIN);
-        Synced {
+        SyncedTime {
             ns: AtomicI64::new(ns),
             noting: Mutex::default(),
         }

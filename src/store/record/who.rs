@@ -39,7 +39,7 @@ pub enum NameTouch {
 
 /// A change that a process is about to make, or made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Touch {
+pub enum ProcessChange {
     /// A name.
     Name {
         /// The process.

@@ -10,7 +10,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
 };
 
-use super::super::types::{Asker, Errno, SysResult};
+use super::super::types::{Errno, RequesterIds, SysResult};
 
 /// The initial user namespace (`PROC_USER_INIT_INO` in linux/proc_ns.h): capabilities in other
 /// namespaces do not apply to files (`capable` in kernel/capability.c).
@@ -35,7 +35,7 @@ pub fn give_up_set_id() {
 /// the bits. Without `asker`, the operation runs with all rights of this process. If the thread
 /// cannot be examined, it is assumed to have only the group of the request, and no capability. A
 /// process that may not change its groups (that of an ordinary user) keeps its own.
-pub fn act_for<T>(asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
+pub fn act_for<T>(asker: Option<RequesterIds>, act: impl FnOnce() -> T) -> T {
     // Examining a thread that has the capability requires it (ptrace(2), "access mode checking").
     let raised = SetId::effective(true);
     let Some(asker) = asker else { return act() };
@@ -59,7 +59,7 @@ pub fn act_as<T>((uid, gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T
         return Ok(act());
     }
     let _groups = Groups::take(gid, &[]).ok_or(Errno::EPERM)?;
-    let _user = UserForFiles::take(uid).ok_or(Errno::EPERM)?;
+    let _user = FsUserGuard::take(uid).ok_or(Errno::EPERM)?;
     Ok(act())
 }
 
@@ -70,7 +70,7 @@ pub fn within_limits_of<T>(uid: u32, act: impl FnOnce() -> T) -> T {
     if uid == 0 || super::super::process::own_user() != 0 {
         return act();
     }
-    let Some(user) = UserForFiles::take(uid) else {
+    let Some(user) = FsUserGuard::take(uid) else {
         return act();
     };
     // Changing the user dropped the file capabilities.
@@ -86,7 +86,7 @@ pub fn within_limits_of<T>(uid: u32, act: impl FnOnce() -> T) -> T {
 }
 
 /// Returns whether the requester may see `trusted.` attributes (CAP_SYS_ADMIN, xattr(7)).
-pub fn may_administer(asker: Asker) -> bool {
+pub fn may_administer(asker: RequesterIds) -> bool {
     let _raised = SetId::effective(true);
     Credentials::of(asker).is_ok_and(|known| known.capabilities.contains(CapabilitySet::SYS_ADMIN))
 }
@@ -99,7 +99,7 @@ impl Credentials {
 
     /// Reads those of a thread. Groups and capabilities are ignored if its IDs differ from the
     /// request's: it may act for another thread (an overlay filesystem, io_uring).
-    fn of(asker: Asker) -> SysResult<Credentials> {
+    fn of(asker: RequesterIds) -> SysResult<Credentials> {
         let status = std::fs::read(format!("/proc/{}/status", asker.thread))?;
         let mut known = Credentials::parse(&String::from_utf8_lossy(&status), asker)
             .unwrap_or(Credentials::NONE);
@@ -112,7 +112,7 @@ impl Credentials {
     }
 
     /// Parses `/proc/PID/status` (proc_pid_status(5)).
-    fn parse(status: &str, asker: Asker) -> Option<Credentials> {
+    fn parse(status: &str, asker: RequesterIds) -> Option<Credentials> {
         let line = |name: &str| {
             status
                 .lines()
@@ -198,16 +198,16 @@ impl Drop for Groups {
 
 /// Restores the filesystem user of a thread when dropped, and its effective capabilities. On a
 /// return to root the kernel raises all file capabilities, including those given up before.
-struct UserForFiles {
+struct FsUserGuard {
     uid: u32,
     before: CapabilitySets,
 }
 
-impl UserForFiles {
+impl FsUserGuard {
     /// Sets the filesystem user of the calling thread, which drops the file capabilities.
-    fn take(uid: u32) -> Option<UserForFiles> {
+    fn take(uid: u32) -> Option<FsUserGuard> {
         let before = capabilities(None).ok()?;
-        let user = UserForFiles {
+        let user = FsUserGuard {
             uid: set_user_for_files(uid),
             before,
         };
@@ -216,7 +216,7 @@ impl UserForFiles {
     }
 }
 
-impl Drop for UserForFiles {
+impl Drop for FsUserGuard {
     fn drop(&mut self) {
         set_user_for_files(self.uid);
         // Still permitted, as a moment before.
@@ -245,9 +245,9 @@ mod tests {
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FSETID))
     }
 
-    fn myself() -> Asker {
+    fn myself() -> RequesterIds {
         let (uid, gid) = crate::sys::ids();
-        Asker {
+        RequesterIds {
             uid,
             gid,
             thread: own_thread().cast_unsigned(),
@@ -276,7 +276,7 @@ mod tests {
     fn a_call_has_the_groups_of_whoever_asks_and_then_its_own() {
         let groups = || getgroups().expect("groups");
         let (before, whole) = (groups(), has_set_id());
-        let gone = Asker {
+        let gone = RequesterIds {
             uid: 4001,
             gid: 4002,
             thread: i32::MAX.cast_unsigned(),
@@ -357,7 +357,7 @@ mod tests {
         let status = "Name:\tGroups:\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapEff:\t0000000000200010\n";
         let known = Credentials::parse(
             status,
-            Asker {
+            RequesterIds {
                 uid: 4,
                 gid: 8,
                 thread: 1,
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(
             Credentials::parse(
                 status,
-                Asker {
+                RequesterIds {
                     uid: 2,
                     gid: 8,
                     thread: 1
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(
             Credentials::parse(
                 status,
-                Asker {
+                RequesterIds {
                     uid: 4,
                     gid: 5,
                     thread: 1
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(
             Credentials::parse(
                 "Uid:\t1\n",
-                Asker {
+                RequesterIds {
                     uid: 4,
                     gid: 8,
                     thread: 1

@@ -9,7 +9,7 @@ use rustix::fs::{
 };
 
 use super::super::args::{FsInfo, SetTime};
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{component, kind_of, make_device, mode_bits, permissions, retry};
 use super::super::types::{Errno, Kind, Protection, Stat, SysResult, Time};
 use super::asker::act_for;
@@ -33,7 +33,7 @@ const FS_NAMES: [(u64, &str); 6] = [
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let statx = retry(Call::Stat, || {
+    let statx = retry(CallKind::Stat, || {
         rustix::fs::statx(&dir, name, flags, STATX_MASK)
     })?;
     stat_of(&statx)
@@ -42,7 +42,7 @@ pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
 /// Returns the attributes of the inode that a descriptor names, which may be an `O_PATH` descriptor
 /// (`AT_EMPTY_PATH`).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
-    let statx = retry(Call::Stat, || {
+    let statx = retry(CallKind::Stat, || {
         rustix::fs::statx(
             &fd,
             c"",
@@ -109,7 +109,7 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
         0
     };
     let file_type = FileType::from_raw_mode(mode_bits(kind, 0));
-    retry(Call::Make, || {
+    retry(CallKind::Make, || {
         rustix::fs::mknodat(&dir, name, file_type, permissions(mode), rdev)
     })
 }
@@ -118,13 +118,13 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
 /// followed. ENOENT if its last name has been removed (except for an `O_TMPFILE` file).
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    match retry(Call::Link, || {
+    match retry(CallKind::Link, || {
         rustix::fs::linkat(&fd, c"", &dir, name, AtFlags::EMPTY_PATH)
     }) {
         // linkat(2): AT_EMPTY_PATH without CAP_DAC_READ_SEARCH fails with ENOENT; /proc avoids it.
         Err(Errno::ENOENT) => {
             let path = proc_path(&fd);
-            retry(Call::Link, || {
+            retry(CallKind::Link, || {
                 rustix::fs::linkat(CWD, path.as_str(), &dir, name, AtFlags::SYMLINK_FOLLOW)
             })
         }
@@ -140,7 +140,7 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     }
     let path = proc_path(&fd);
     let set = || {
-        retry(Call::SetAttributes, || {
+        retry(CallKind::SetAttributes, || {
             rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty())
         })
     };
@@ -162,7 +162,7 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
         return Err(Errno::EINVAL);
     }
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-    retry(Call::SetAttributes, || {
+    retry(CallKind::SetAttributes, || {
         rustix::fs::chownat(
             &fd,
             c"",
@@ -180,7 +180,7 @@ pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()
         last_access: timespec(atime)?,
         last_modification: timespec(mtime)?,
     };
-    match retry(Call::SetAttributes, || {
+    match retry(CallKind::SetAttributes, || {
         rustix::fs::utimensat(
             &fd,
             c"",
@@ -190,7 +190,7 @@ pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()
     }) {
         Err(Errno::EINVAL) => {
             let path = proc_path(&fd);
-            retry(Call::SetAttributes, || {
+            retry(CallKind::SetAttributes, || {
                 rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty())
             })
         }
@@ -221,7 +221,7 @@ pub(super) fn timespec(time: SetTime) -> SysResult<Timespec> {
 /// Returns size and free space of the filesystem of a descriptor, which may be an `O_PATH`
 /// descriptor (fstatfs(2)).
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
-    let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
+    let info = retry(CallKind::Stat, || rustix::fs::fstatfs(&fd))?;
     let bsize = info.f_bsize as u32;
     Ok(FsInfo {
         blocks: info.f_blocks as u64,

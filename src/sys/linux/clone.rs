@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::args::Open;
 use super::super::cause;
-use super::super::fault::{self, Call};
+use super::super::fault::{self, CallKind};
 use super::super::name::check_retry;
 use super::super::path::unlink_at;
 use super::super::types::{Errno, SysResult};
@@ -17,13 +17,13 @@ use super::open::create_file_at;
 /// Dirty pages of `src` are written back first. Not durable on return. Errors: EOPNOTSUPP (EXDEV
 /// across filesystems, EINVAL for inodes other than regular files) where only a copy is possible.
 pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
-    fault::check(Call::Clone)?;
+    fault::check(CallKind::Clone)?;
     let mut alike = false;
     loop {
         match reflink_copy::reflink_file(src, dst).map_err(Errno::from) {
             Err(Errno::EINTR) => {}
             Err(Errno::EINVAL) if !alike && make_alike(src, dst) => alike = true,
-            result => return result.inspect_err(|errno| cause::note(Call::Clone, *errno)),
+            result => return result.inspect_err(|errno| cause::note(CallKind::Clone, *errno)),
         }
     }
 }
@@ -79,7 +79,7 @@ pub fn clone_head(src: &File, dst: &File, len: u64) -> SysResult<()> {
         src_length: len,
         dest_offset: 0,
     };
-    fault::check(Call::Clone)?;
+    fault::check(CallKind::Clone)?;
     let clone = || {
         // SAFETY: `range` has the kernel's layout and is only read; both descriptors are borrowed
         // through the call.
@@ -130,7 +130,7 @@ pub fn dedupe_range(
     offset: u64,
     len: u64,
 ) -> SysResult<Option<u64>> {
-    fault::check(Call::Clone)?;
+    fault::check(CallKind::Clone)?;
     let mut range = DedupeRange {
         src_offset: offset,
         src_length: len,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::FallocateFlags;
 
-use super::super::fault::{self, Call};
+use super::super::fault::{self, CallKind};
 use super::super::name::{check_retry, last_errno, retry};
 use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
@@ -22,7 +22,7 @@ pub fn write_in_place(file: &File) {
 /// fallocate(2).
 pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult<()> {
     let mode = u32::try_from(mode).map_err(|_| Errno::EINVAL)?;
-    retry(Call::Allocate, || {
+    retry(CallKind::Allocate, || {
         rustix::fs::fallocate(&file, FallocateFlags::from_bits_retain(mode), offset, len)
     })
 }
@@ -39,7 +39,7 @@ pub fn copy_file_range(
     dst_offset: &mut u64,
     len: usize,
 ) -> SysResult<usize> {
-    retry(Call::Copy, || {
+    retry(CallKind::Copy, || {
         rustix::fs::copy_file_range(
             &src,
             Some(&mut *src_offset),
@@ -68,7 +68,7 @@ pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysR
             iov_len: rest.len(),
         };
         let at = libc::off_t::try_from(offset + filled as u64).map_err(|_| Errno::EINVAL)?;
-        fault::check(Call::Read)?;
+        fault::check(CallKind::Read)?;
         // SAFETY: `vector` is one buffer; it and the descriptor are borrowed through the call.
         let read = unsafe { libc::preadv2(fd, &raw const vector, 1, at, NOWAIT) };
         match if read < 0 {
@@ -146,7 +146,7 @@ fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<
 /// Makes the whole filesystem of `fd` durable (syncfs(2)); an error since the last call on `fd` is
 /// reported once.
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
-    retry(Call::Sync, || rustix::fs::syncfs(&fd))
+    retry(CallKind::Sync, || rustix::fs::syncfs(&fd))
 }
 
 /// Drops clean pages of a file from the page cache (`POSIX_FADV_DONTNEED`); best effort.

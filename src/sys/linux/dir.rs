@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, RawDir, SeekFrom};
 
 use super::super::args::{DirEntry, Open};
-use super::super::fault::{self, Call};
+use super::super::fault::{self, CallKind};
 use super::super::name::{kind_of, retry};
 use super::super::path::DIR_FLAGS;
 use super::super::types::{Errno, SysResult};
@@ -31,7 +31,7 @@ pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
 /// [`DirEntry::next`]): at least `count`, unless the returned flag reports the end. Otherwise as
 /// [`list_dir`].
 pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
-    let dir = match retry(Call::Open, || {
+    let dir = match retry(CallKind::Open, || {
         rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())
     }) {
         // Resolving "." requires search permission; listing does not.
@@ -53,7 +53,7 @@ pub fn list_new_dir(dir: &OwnedFd) -> SysResult<Vec<DirEntry>> {
 }
 
 fn read_from(dir: impl AsFd, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
-    fault::check(Call::List)?;
+    fault::check(CallKind::List)?;
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER_LEN];
     let mut reader = RawDir::new(dir, &mut buffer);
     let mut entries = Vec::new();

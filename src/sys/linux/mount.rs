@@ -15,7 +15,7 @@ use rustix::mount::{
 };
 
 use super::super::args::MountPoint;
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::mounted::covered;
 use super::super::name::{device_major, device_minor, make_device, retry};
 use super::super::types::{Errno, SysResult};
@@ -40,7 +40,7 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
 /// Those of statx(2).
 pub fn device_at(at: &Path) -> SysResult<u64> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let stat = retry(Call::Probe, || {
+    let stat = retry(CallKind::Probe, || {
         rustix::fs::statx(rustix::fs::CWD, at, flags, StatxFlags::empty())
     })?;
     Ok(make_device(stat.stx_dev_major, stat.stx_dev_minor))
@@ -188,7 +188,7 @@ pub fn mount_points_on(dev: u64) -> SysResult<BTreeSet<PathBuf>> {
 /// this process. ENOSYS before Linux 5.8.
 pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
-    let stat = retry(Call::Probe, || {
+    let stat = retry(CallKind::Probe, || {
         rustix::fs::statx(&fd, "", flags, StatxFlags::MNT_ID)
     })?;
     if stat.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
@@ -285,7 +285,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
 pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazy);
-    retry(Call::Probe, || rustix::mount::unmount(path, flags))
+    retry(CallKind::Probe, || rustix::mount::unmount(path, flags))
 }
 
 /// Unmounts a FUSE mount of this user through the set-user-ID helper fusermount3(1).

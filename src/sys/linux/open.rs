@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, ResolveFlags};
 
 use super::super::args::{Open, OpenKind};
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{component, permissions, retry};
 use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
@@ -49,7 +49,7 @@ pub(in super::super) fn after_open(fd: OwnedFd, _open: Open) -> SysResult<File> 
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-    retry(Call::Create, || {
+    retry(CallKind::Create, || {
         rustix::fs::openat(&dir, name, flags, permissions(mode))
     })
     .map(File::from)
@@ -75,7 +75,7 @@ pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
 /// requires no permission on the inode, keeps it from being freed, and does not follow a link.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(Call::Open, || {
+    retry(CallKind::Open, || {
         rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty())
     })
 }
@@ -94,7 +94,7 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let mut tries = 0;
     loop {
-        match retry(Call::Open, || {
+        match retry(CallKind::Open, || {
             rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)
         }) {
             Err(Errno::EAGAIN) if tries < RESOLVE_TRIES_MAX => tries += 1,
@@ -109,7 +109,7 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
 /// current permissions. ELOOP for a symbolic link.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     let path = proc_path(&fd);
-    retry(Call::Open, || {
+    retry(CallKind::Open, || {
         rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())
     })
     .map(File::from)

@@ -5,10 +5,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Once;
 
-use super::super::fault::{self, Call};
+use super::super::fault::{self, CallKind};
 use super::super::name::{check_retry, last_errno};
 use super::super::signal::ignore_sigio;
-use super::super::types::{Allocation, Errno, ExtentMap, Placed, SysResult};
+use super::super::types::{Allocation, Errno, ExtentMap, PhysicalRange, SysResult};
 
 /// `cachestat`, the same on every architecture except alpha (since 6.5).
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -41,7 +41,7 @@ pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
 /// As [`dirty_pages`], for the first `end` bytes; 0: the whole file.
 pub fn dirty_pages_before(file: impl AsFd, end: u64) -> SysResult<u64> {
     let range = CachestatRange { off: 0, len: end };
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     let mut stat = Cachestat::default();
     let fd = file.as_fd().as_raw_fd();
     loop {
@@ -79,7 +79,7 @@ fn ignore_sigio_once() {
 /// CAP_LEASE, EINVAL for inodes other than regular files. An open for writing while the lease is
 /// held waits some microseconds. The first call ignores SIGIO for the process.
 pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     ignore_sigio_once();
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is borrowed through the call, and the argument is an integer.
@@ -98,7 +98,7 @@ pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
 /// It holds a write lease (fcntl(2), `F_SETLEASE`) during the call, so a concurrent open waits and
 /// then finds the file empty. Errors: as [`lease_free`], and those of ftruncate(2).
 pub fn truncate_unshared(file: impl AsFd) -> SysResult<bool> {
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     ignore_sigio_once();
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is borrowed through the call, and the argument is an integer.
@@ -178,7 +178,7 @@ struct Extent {
 /// concurrent writes may or may not be seen. Errors: EOPNOTSUPP if the filesystem does not report
 /// extents.
 pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     let (stat_a, stat_b) = (super::stat_fd(a)?, super::stat_fd(b)?);
     if stat_a.dev != stat_b.dev || stat_a.size != stat_b.size {
         return Ok(false);
@@ -199,7 +199,7 @@ pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
 ///
 /// Errors: EOPNOTSUPP if the filesystem does not report extents.
 pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     let found = extents(file, size, EXTENT_NOWHERE, EXTENT_INLINE)?;
     Ok(found.map(|extents| {
         ExtentMap(
@@ -216,12 +216,12 @@ pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
 ///
 /// Errors: EOPNOTSUPP if the filesystem does not report extents.
 pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     let mut found = Allocation::default();
     each_extent(file, u64::MAX, |extent| {
         let shared = extent.flags & EXTENT_SHARED != 0;
         if extent.flags & EXTENT_OPAQUE == 0 {
-            found.placed.push(Placed {
+            found.placed.push(PhysicalRange {
                 physical: extent.physical,
                 length: extent.length,
                 shared,

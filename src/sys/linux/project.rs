@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use super::super::args::RenameMode;
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{check, check_retry, component, retry};
 use super::super::path::rename_at;
 use super::super::types::{Errno, SysResult};
@@ -68,7 +68,7 @@ fn set_fsxattr(file: impl AsFd, attr: &FsXattr) -> SysResult<()> {
 /// Opens a directory by its descriptor for ioctls, which reject `O_PATH` descriptors.
 fn open_dir(dir: impl AsFd) -> SysResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    retry(Call::Open, || {
+    retry(CallKind::Open, || {
         rustix::fs::open(proc_path(&dir), flags, Mode::empty())
     })
 }
@@ -106,7 +106,7 @@ fn adopt(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd) -> SysResult<()> {
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let name = component(from)?;
-    let opened = retry(Call::Open, || {
+    let opened = retry(CallKind::Open, || {
         rustix::fs::openat(&from_dir, name, flags, Mode::empty())
     });
     let file = match opened {

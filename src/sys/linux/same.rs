@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 
-use super::super::fault::{self, Call};
+use super::super::fault::{self, CallKind};
 use super::super::types::SysResult;
 use super::probe::{EXTENT_OPAQUE, EXTENT_UNWRITTEN, EXTENTS_MAX, each_extent};
 use super::project::fsxattr;
@@ -14,7 +14,7 @@ const XFLAG_REALTIME: u32 = 0x1;
 /// A range of a file that is no hole, and its start on the device. `None`: the location does not
 /// determine the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct MappedPiece {
     start: u64,
     end: u64,
     place: Option<u64>,
@@ -22,7 +22,7 @@ struct Piece {
 
 /// The data at an offset of a file.
 #[derive(PartialEq, Eq)]
-enum Held {
+enum DataAt {
     Hole,
     At(u64),
     Unknown,
@@ -41,7 +41,7 @@ enum Held {
 ///
 /// Errors: those of the system calls.
 pub fn same_ranges(a: &File, b: &File, size: u64) -> SysResult<Vec<Range<u64>>> {
-    fault::check(Call::Probe)?;
+    fault::check(CallKind::Probe)?;
     if super::stat_fd(a)?.dev != super::stat_fd(b)?.dev
         || !has_one_address_space(a)?
         || !has_one_address_space(b)?
@@ -70,11 +70,11 @@ fn has_one_address_space(file: &File) -> SysResult<bool> {
 
 /// Returns the ranges up to `size` that are not holes, in order; `None` if there are too many, or
 /// the extents are out of order. Unwritten extents count as holes.
-fn pieces(file: &File, size: u64) -> SysResult<Option<Vec<Piece>>> {
-    let mut found: Vec<Piece> = Vec::new();
+fn pieces(file: &File, size: u64) -> SysResult<Option<Vec<MappedPiece>>> {
+    let mut found: Vec<MappedPiece> = Vec::new();
     let mut upto = 0;
     let whole = each_extent(file, size, |extent| {
-        let piece = Piece {
+        let piece = MappedPiece {
             start: extent.logical,
             end: extent.logical.saturating_add(extent.length),
             place: (extent.flags & EXTENT_OPAQUE == 0).then_some(extent.physical),
@@ -89,13 +89,13 @@ fn pieces(file: &File, size: u64) -> SysResult<Option<Vec<Piece>>> {
     Ok(whole.then_some(found))
 }
 
-fn equal_ranges(mut a: &[Piece], mut b: &[Piece], size: u64) -> Vec<Range<u64>> {
+fn equal_ranges(mut a: &[MappedPiece], mut b: &[MappedPiece], size: u64) -> Vec<Range<u64>> {
     let mut found: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
     while at < size {
         let ((in_a, end_a), (in_b, end_b)) = (held_at(&mut a, at, size), held_at(&mut b, at, size));
         let end = end_a.min(end_b).min(size);
-        if in_a == in_b && in_a != Held::Unknown {
+        if in_a == in_b && in_a != DataAt::Unknown {
             match found.last_mut() {
                 Some(last) if last.end == at => last.end = end,
                 _ => found.push(at..end),
@@ -107,16 +107,16 @@ fn equal_ranges(mut a: &[Piece], mut b: &[Piece], size: u64) -> Vec<Range<u64>> 
 }
 
 /// The data at `at`, and its end; drops earlier pieces from `rest`.
-fn held_at(rest: &mut &[Piece], at: u64, size: u64) -> (Held, u64) {
+fn held_at(rest: &mut &[MappedPiece], at: u64, size: u64) -> (DataAt, u64) {
     while let Some((_, more)) = rest.split_first().filter(|(first, _)| first.end <= at) {
         *rest = more;
     }
     match rest.first() {
-        None => (Held::Hole, size),
-        Some(next) if next.start > at => (Held::Hole, next.start),
+        None => (DataAt::Hole, size),
+        Some(next) if next.start > at => (DataAt::Hole, next.start),
         Some(piece) => (
-            piece.place.map_or(Held::Unknown, |place| {
-                Held::At(place.saturating_add(at - piece.start))
+            piece.place.map_or(DataAt::Unknown, |place| {
+                DataAt::At(place.saturating_add(at - piece.start))
             }),
             piece.end,
         ),
@@ -127,8 +127,8 @@ fn held_at(rest: &mut &[Piece], at: u64, size: u64) -> (Held, u64) {
 mod tests {
     use super::*;
 
-    fn piece(start: u64, end: u64, place: u64) -> Piece {
-        Piece {
+    fn piece(start: u64, end: u64, place: u64) -> MappedPiece {
+        MappedPiece {
             start,
             end,
             place: Some(place),
@@ -141,7 +141,7 @@ mod tests {
             piece(0, 10, 100),
             piece(10, 20, 500),
             piece(30, 40, 700),
-            Piece {
+            MappedPiece {
                 start: 40,
                 end: 50,
                 place: None,
@@ -153,7 +153,7 @@ mod tests {
             "the unknown is not even itself"
         );
         assert_eq!(equal_ranges(&a, &a, 55), [0..40, 50..55]);
-        let cases: [(&[Piece], &[Range<u64>]); 6] = [
+        let cases: [(&[MappedPiece], &[Range<u64>]); 6] = [
             // One byte rewritten in the middle.
             (
                 &[
@@ -182,7 +182,7 @@ mod tests {
             ),
             (&[], &[20..30, 50..60]),
             (
-                &[Piece {
+                &[MappedPiece {
                     start: 0,
                     end: 60,
                     place: None,

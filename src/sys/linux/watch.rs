@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Timestamps};
 
 use super::super::args::{SetTime, Watched};
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{component, device_major, device_minor, last_errno, retry};
 use super::super::types::{Errno, SysResult};
 use super::attr::timespec;
@@ -130,7 +130,7 @@ pub fn touch_at(dir: impl AsFd, name: &[u8], content_only: bool) -> SysResult<()
         last_access,
         last_modification: timespec(SetTime::Now)?,
     };
-    retry(Call::SetAttributes, || {
+    retry(CallKind::SetAttributes, || {
         rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)
     })
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{OWN_XATTR_PREFIX, XATTR_LEN_MAX, component, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 use super::open::proc_path;
@@ -28,7 +28,7 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
         XattrMode::Replace => XattrFlags::REPLACE,
     };
     let path = proc_path(&fd);
-    retry(Call::SetXattr, || {
+    retry(CallKind::SetXattr, || {
         rustix::fs::setxattr(path.as_str(), name, value, flags)
     })
 }
@@ -36,21 +36,21 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
 /// Removes attribute `name`; [`Errno::NO_XATTR`] if it does not exist.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     let path = proc_path(&fd);
-    retry(Call::SetXattr, || {
+    retry(CallKind::SetXattr, || {
         rustix::fs::removexattr(path.as_str(), name)
     })
 }
 
 /// Sets attribute `name` of an open file (not an `O_PATH` descriptor), which is faster.
 pub fn set_file_xattr(file: &std::fs::File, name: &[u8], value: &[u8]) -> SysResult<()> {
-    retry(Call::SetXattr, || {
+    retry(CallKind::SetXattr, || {
         rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())
     })
 }
 
 /// Removes attribute `name` of an open file, as [`set_file_xattr`].
 pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
-    retry(Call::SetXattr, || rustix::fs::fremovexattr(file, name))
+    retry(CallKind::SetXattr, || rustix::fs::fremovexattr(file, name))
 }
 
 /// Returns the names of the attributes that this process may see (`trusted.` ones require
@@ -114,10 +114,10 @@ fn read_growing(
     mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
 ) -> SysResult<Vec<u8>> {
     let mut buffer = vec![0; FIRST_LEN];
-    let mut result = retry(Call::GetXattr, || read(&mut buffer));
+    let mut result = retry(CallKind::GetXattr, || read(&mut buffer));
     if result == Err(Errno::ERANGE) {
         buffer.resize(XATTR_LEN_MAX, 0);
-        result = retry(Call::GetXattr, || read(&mut buffer));
+        result = retry(CallKind::GetXattr, || read(&mut buffer));
     }
     buffer.truncate(result?);
     buffer.shrink_to_fit();

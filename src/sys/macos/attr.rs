@@ -10,7 +10,7 @@ use rustix::fs::{
 };
 
 use super::super::args::{DirEntry, FsInfo, Open, SetTime};
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{
     NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry,
 };
@@ -21,14 +21,14 @@ use super::open::create_file_at;
 /// Returns the attributes of `name` in `dir`, without following a link (fstatat(2)).
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
-    stat_of(&retry(Call::Stat, || {
+    stat_of(&retry(CallKind::Stat, || {
         rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)
     })?)
 }
 
 /// Returns the attributes of the inode that a descriptor names (fstat(2)).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
-    stat_of(&retry(Call::Stat, || rustix::fs::fstat(&fd))?)
+    stat_of(&retry(CallKind::Stat, || rustix::fs::fstat(&fd))?)
 }
 
 /// Converts the kernel's record; EIO for an unknown file type.
@@ -87,8 +87,8 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
 /// (F_GETPATH). ESTALE if the path names another inode by now; `name` is then removed again.
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
-    retry(Call::Link, || {
+    let path = retry(CallKind::Probe, || rustix::fs::getpath(&fd))?;
+    retry(CallKind::Link, || {
         rustix::fs::linkat(CWD, path.as_c_str(), &dir, name, AtFlags::empty())
     })?;
     let (wanted, made) = (stat_fd(&fd)?, stat_at(&dir, name)?);
@@ -105,7 +105,7 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     if stat_fd(&fd)?.kind == Kind::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
-    retry(Call::SetAttributes, || {
+    retry(CallKind::SetAttributes, || {
         rustix::fs::fchmod(&fd, permissions(mode))
     })
 }
@@ -117,7 +117,9 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
         return Err(Errno::EINVAL);
     }
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-    retry(Call::SetAttributes, || rustix::fs::fchown(&fd, uid, gid))
+    retry(CallKind::SetAttributes, || {
+        rustix::fs::fchown(&fd, uid, gid)
+    })
 }
 
 /// Sets access and modification time, also of a symbolic link (futimens(2)). EINVAL unless
@@ -127,7 +129,9 @@ pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()
         last_access: timespec(atime)?,
         last_modification: timespec(mtime)?,
     };
-    retry(Call::SetAttributes, || rustix::fs::futimens(&fd, &times))
+    retry(CallKind::SetAttributes, || {
+        rustix::fs::futimens(&fd, &times)
+    })
 }
 
 /// Converts `time` for futimens(2). Its special values are nanoseconds out of range, so real ones
@@ -155,7 +159,7 @@ fn timespec(time: SetTime) -> SysResult<Timespec> {
 /// Filesystem types have no fixed numbers here: [`FsInfo::fs_type`] is the first 8 bytes of the
 /// type's name.
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
-    let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
+    let info = retry(CallKind::Stat, || rustix::fs::fstatfs(&fd))?;
     let mut fs_type = [0; 8];
     for (to, from) in fs_type.iter_mut().zip(info.f_fstypename) {
         *to = from as u8;
@@ -204,7 +208,7 @@ pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
 /// shifts those after it.
 pub fn read_dir(fd: impl AsFd, from: u64, _count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let mut entries = Vec::new();
-    for (entry, next) in retry(Call::List, || Dir::read_from(&fd))?.zip(1..) {
+    for (entry, next) in retry(CallKind::List, || Dir::read_from(&fd))?.zip(1..) {
         let entry = entry?;
         if next > from {
             let name = entry.file_name().to_bytes().to_vec();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::{AtFlags, CloneFlags, Mode};
 
 use super::super::args::Open;
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{check_retry, component, retry};
 use super::super::path::{open_file_at, unlink_at};
 use super::super::types::{Allocation, Errno, ExtentMap, SysResult};
@@ -49,7 +49,7 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
                 // through the call.
                 check_retry(|| unsafe { libc::fcntl(fd, libc::F_PREALLOCATE, &raw mut store) })?;
                 if mode == 0 {
-                    retry(Call::Truncate, || rustix::fs::ftruncate(&file, end))?;
+                    retry(CallKind::Truncate, || rustix::fs::ftruncate(&file, end))?;
                 }
             }
             Ok(())
@@ -79,7 +79,7 @@ pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysR
 /// (`F_FULLFSYNC`).
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     rustix::fs::sync();
-    retry(Call::Sync, || rustix::fs::fcntl_fullfsync(&fd))
+    retry(CallKind::Sync, || rustix::fs::fcntl_fullfsync(&fd))
 }
 
 /// No effect: macOS cannot drop the pages of one file.
@@ -115,7 +115,7 @@ pub fn clone_file(_src: &File, _dst: &File) -> SysResult<()> {
 /// name is removed.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let checked = component(name)?;
-    retry(Call::Clone, || {
+    retry(CallKind::Clone, || {
         rustix::fs::fclonefileat(
             src,
             &dir,
@@ -123,7 +123,7 @@ pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
             CloneFlags::NOFOLLOW | CloneFlags::NOOWNERCOPY,
         )
     })?;
-    let opened = retry(Call::SetAttributes, || {
+    let opened = retry(CallKind::SetAttributes, || {
         rustix::fs::chmodat(&dir, checked, Mode::RUSR | Mode::WUSR, AtFlags::empty())
     })
     .and_then(|()| open_file_at(&dir, name, Open::READ_WRITE));

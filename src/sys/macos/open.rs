@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::super::args::{Open, OpenKind};
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{component, permissions, retry};
 use super::super::path::walk_beneath;
 use super::super::types::{Errno, SysResult};
@@ -52,7 +52,7 @@ pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
 /// Sets modes that the flags of open(2) cannot express: bypassing the page cache (`F_NOCACHE`).
 pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
     if open.direct {
-        retry(Call::Probe, || rustix::fs::fcntl_nocache(&fd, true))?;
+        retry(CallKind::Probe, || rustix::fs::fcntl_nocache(&fd, true))?;
     }
     Ok(File::from(fd))
 }
@@ -62,7 +62,7 @@ pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-    let fd = retry(Call::Create, || {
+    let fd = retry(CallKind::Create, || {
         rustix::fs::openat(&dir, name, flags, permissions(mode))
     })?;
     after_open(fd, open)
@@ -96,7 +96,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 /// EOPNOTSUPP for sockets.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(Call::Open, || {
+    retry(CallKind::Open, || {
         rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty())
     })
 }
@@ -112,13 +112,13 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
 /// Opens the inode of a descriptor again, subject to its current permissions, by its current path
 /// (F_GETPATH). ELOOP for a symbolic link, ESTALE if the path names another inode by now.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
-    let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
+    let path = retry(CallKind::Probe, || rustix::fs::getpath(&fd))?;
     // Truncation must wait until the inode is verified.
     let flags = open_flags(Open {
         truncate: false,
         ..open
     }) | OFlags::NOFOLLOW;
-    let opened = retry(Call::Open, || {
+    let opened = retry(CallKind::Open, || {
         rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty())
     })?;
     let (before, after) = (stat_fd(&fd)?, stat_fd(&opened)?);
@@ -126,7 +126,7 @@ pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
         return Err(Errno::ESTALE);
     }
     if open.truncate {
-        retry(Call::Truncate, || rustix::fs::ftruncate(&opened, 0))?;
+        retry(CallKind::Truncate, || rustix::fs::ftruncate(&opened, 0))?;
     }
     after_open(opened, open)
 }

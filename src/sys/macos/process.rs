@@ -4,7 +4,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::name::{check, last_errno};
-use super::super::types::{Asker, Errno, OwnMemory, ProcessFacts, SysResult};
+use super::super::types::{Errno, OwnMemory, ProcessFacts, RequesterIds, SysResult};
 
 /// Makes the calling thread run in the background only, for CPU and disk (`PRIO_DARWIN_BG` of
 /// setpriority(2)).
@@ -51,7 +51,7 @@ pub fn act_as<T>((uid, _gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<
 
 /// Calls `act`: macOS has no capabilities, and the kernel clears the bits unless the caller is
 /// root.
-pub fn act_for<T>(_asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
+pub fn act_for<T>(_asker: Option<RequesterIds>, act: impl FnOnce() -> T) -> T {
     act()
 }
 
@@ -61,7 +61,7 @@ pub fn within_limits_of<T>(_uid: u32, act: impl FnOnce() -> T) -> T {
 }
 
 /// Returns whether the requester is root: attributes have no namespaces here.
-pub fn may_administer(asker: Asker) -> bool {
+pub fn may_administer(asker: RequesterIds) -> bool {
     asker.uid == 0
 }
 

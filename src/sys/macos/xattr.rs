@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
-use super::super::fault::Call;
+use super::super::fault::CallKind;
 use super::super::name::{OWN_XATTR_PREFIX, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 
@@ -27,14 +27,14 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
         XattrMode::Create => XattrFlags::CREATE,
         XattrMode::Replace => XattrFlags::REPLACE,
     };
-    retry(Call::SetXattr, || {
+    retry(CallKind::SetXattr, || {
         rustix::fs::fsetxattr(&fd, name, value, flags)
     })
 }
 
 /// Removes attribute `name`; [`Errno::NO_XATTR`] if it does not exist.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
-    retry(Call::SetXattr, || rustix::fs::fremovexattr(&fd, name))
+    retry(CallKind::SetXattr, || rustix::fs::fremovexattr(&fd, name))
 }
 
 /// Sets attribute `name` of an open file.
@@ -89,7 +89,7 @@ fn read_growing(
 ) -> SysResult<Vec<u8>> {
     let mut buffer = vec![0; FIRST_LEN];
     for _ in 0..TRIES_MAX {
-        match retry(Call::GetXattr, || read(&mut buffer)) {
+        match retry(CallKind::GetXattr, || read(&mut buffer)) {
             Ok(len) => {
                 buffer.truncate(len);
                 buffer.shrink_to_fit();
@@ -98,7 +98,7 @@ fn read_growing(
             Err(Errno::ERANGE) => {}
             Err(errno) => return Err(errno),
         }
-        let needed = retry(Call::GetXattr, || read(&mut []))?;
+        let needed = retry(CallKind::GetXattr, || read(&mut []))?;
         buffer.resize(needed.max(FIRST_LEN), 0);
     }
     Err(Errno::ERANGE)

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::left::{Left, Why};
-use super::plan::{Item, Plan};
+use super::left::{SkipReason, SkippedPath};
+use super::plan::{ImportPlan, Item};
 use super::record::Hash;
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
-use crate::transfer::place::{Parent, open_below, split};
+use crate::transfer::place::{DirCache, open_below, split};
 use crate::transfer::write::{Writer, by_several};
 
 /// Paths that a thread claims at a time.
@@ -21,7 +21,7 @@ const COPIES_MAX: u32 = 3;
 
 /// The state in which a path was imported.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ImportedState {
     /// Its attributes at that time.
     pub stat: Stat,
     /// Hash of its content, if computed.
@@ -30,26 +30,26 @@ pub struct Seen {
 
 /// The result of executing a plan.
 #[derive(Debug, Default)]
-pub struct Brought {
+pub struct ImportResult {
     /// Paths that differ from the source, sorted.
-    pub left: Vec<Left>,
+    pub left: Vec<SkippedPath>,
     /// State of imported paths that differs from the plan's, or includes a hash.
-    pub seen: HashMap<Vec<u8>, Seen>,
+    pub seen: HashMap<Vec<u8>, ImportedState>,
 }
 
 /// A running import.
-pub struct Bring<'a> {
+pub struct ImportRun<'a> {
     source: &'a OwnedFd,
     /// See [`ExportEntry::of_stranger`].
     stranger: bool,
     writer: &'a Writer,
-    left: Mutex<Vec<Left>>,
-    seen: Mutex<HashMap<Vec<u8>, Seen>>,
+    left: Mutex<Vec<SkippedPath>>,
+    seen: Mutex<HashMap<Vec<u8>, ImportedState>>,
     done: AtomicU64,
     progress: &'a (dyn Fn(u64) + Sync),
 }
 
-impl<'a> Bring<'a> {
+impl<'a> ImportRun<'a> {
     /// Imports from `source`, open for reading, through `writer`. `stranger`: another user controls
     /// the source. `progress` receives the number of finished paths.
     pub fn new(
@@ -57,8 +57,8 @@ impl<'a> Bring<'a> {
         stranger: bool,
         writer: &'a Writer,
         progress: &'a (dyn Fn(u64) + Sync),
-    ) -> Bring<'a> {
-        Bring {
+    ) -> ImportRun<'a> {
+        ImportRun {
             source,
             stranger,
             writer,
@@ -69,16 +69,16 @@ impl<'a> Bring<'a> {
         }
     }
 
-    /// Removes and creates paths; [`Bring::finish`] completes the import.
-    pub fn all(&self, plan: &Plan, threads: usize) {
+    /// Removes and creates paths; [`ImportRun::finish`] completes the import.
+    pub fn all(&self, plan: &ImportPlan, threads: usize) {
         for path in &plan.removed {
             if let Err(errno) = self.writer.remove_path(path) {
-                self.leave(path, Why::of(errno));
+                self.leave(path, SkipReason::of(errno));
             }
         }
         by_several(&plan.dirs, threads, &|(path, stat)| {
             if let Err(errno) = self.dir(path, stat) {
-                self.leave(path, Why::of(errno));
+                self.leave(path, SkipReason::of(errno));
             }
         });
         let next = AtomicUsize::new(0);
@@ -93,26 +93,26 @@ impl<'a> Bring<'a> {
     }
 
     /// Creates further names and sets attributes of directories. Returns the result.
-    pub fn finish(self, threads: usize) -> Brought {
+    pub fn finish(self, threads: usize) -> ImportResult {
         for Refused { path, errno } in self.writer.finish_by(threads) {
-            self.leave(&path.0, Why::of(Errno(errno)));
+            self.leave(&path.0, SkipReason::of(Errno(errno)));
         }
         let mut left = std::mem::take(&mut *self.left.lock());
         left.sort_by(|a, b| a.path.cmp(&b.path));
         left.dedup_by(|a, b| a.path == b.path);
         let seen = std::mem::take(&mut *self.seen.lock());
-        Brought { left, seen }
+        ImportResult { left, seen }
     }
 
-    fn leave(&self, path: &[u8], why: Why) {
-        self.left.lock().push(Left {
+    fn leave(&self, path: &[u8], why: SkipReason) {
+        self.left.lock().push(SkippedPath {
             path: TreePath(path.to_vec()),
             why,
         });
     }
 
     fn work(&self, items: &[Item], next: &AtomicUsize) {
-        let (mut from, mut to) = (Parent::default(), Parent::default());
+        let (mut from, mut to) = (DirCache::default(), DirCache::default());
         loop {
             let at = next.fetch_add(TAKEN, Ordering::Relaxed);
             let Some(taken) = items
@@ -136,7 +136,7 @@ impl<'a> Bring<'a> {
         let fd = open_below(self.source, path, OpenKind::Path)?;
         let entry = ExportEntry::new(path.to_vec(), stat, stat.ino, None, sys::all_xattrs(&fd)?);
         self.writer
-            .put(&mut Parent::default(), self.believed(entry)?, None)
+            .put(&mut DirCache::default(), self.believed(entry)?, None)
     }
 
     fn believed(&self, entry: ExportEntry) -> SysResult<ExportEntry> {
@@ -149,24 +149,24 @@ impl<'a> Bring<'a> {
 
     fn one(
         &self,
-        from: &mut Parent,
-        to: &mut Parent,
+        from: &mut DirCache,
+        to: &mut DirCache,
         path: &[u8],
         planned: &Stat,
-    ) -> Result<(), Why> {
-        let (above, name) = split(path).ok_or(Why::Error(Errno::EINVAL))?;
-        let dir = from.existing(self.source, above).map_err(Why::of)?;
+    ) -> Result<(), SkipReason> {
+        let (above, name) = split(path).ok_or(SkipReason::Error(Errno::EINVAL))?;
+        let dir = from.existing(self.source, above).map_err(SkipReason::of)?;
         if planned.kind != Kind::File {
             let entry = read_other(dir, name, path, planned)
                 .and_then(|entry| self.believed(entry))
-                .map_err(Why::of)?;
-            return self.writer.put(to, entry, None).map_err(Why::of);
+                .map_err(SkipReason::of)?;
+            return self.writer.put(to, entry, None).map_err(SkipReason::of);
         }
         for copy in 0..COPIES_MAX {
-            let file = sys::open_file_at(dir, name, Open::READ).map_err(Why::of)?;
-            let stat = sys::stat_fd(&file).map_err(Why::of)?;
+            let file = sys::open_file_at(dir, name, Open::READ).map_err(SkipReason::of)?;
+            let stat = sys::stat_fd(&file).map_err(SkipReason::of)?;
             if stat.kind != Kind::File {
-                return Err(Why::Changing);
+                return Err(SkipReason::Changing);
             }
             // The inode number in the source identifies hard links.
             let entry = ExportEntry::new(
@@ -174,9 +174,9 @@ impl<'a> Bring<'a> {
                 &stat,
                 stat.ino,
                 None,
-                sys::file_xattrs(&file).map_err(Why::of)?,
+                sys::file_xattrs(&file).map_err(SkipReason::of)?,
             );
-            let mut entry = self.believed(entry).map_err(Why::of)?;
+            let mut entry = self.believed(entry).map_err(SkipReason::of)?;
             entry.data = if stat.size > 0 {
                 ExportData::File
             } else {
@@ -185,8 +185,8 @@ impl<'a> Bring<'a> {
             entry.again = copy > 0;
             self.writer
                 .put(to, entry, Some(&file).filter(|_| stat.size > 0))
-                .map_err(Why::of)?;
-            let after = sys::stat_fd(&file).map_err(Why::of)?;
+                .map_err(SkipReason::of)?;
+            let after = sys::stat_fd(&file).map_err(SkipReason::of)?;
             if (after.ctime, after.size) == (stat.ctime, stat.size) {
                 let hash = self
                     .writer
@@ -195,12 +195,14 @@ impl<'a> Bring<'a> {
                     .as_ref()
                     .and_then(|contents| contents.take(path));
                 if hash.is_some() || (stat.ino, stat.ctime) != (planned.ino, planned.ctime) {
-                    self.seen.lock().insert(path.to_vec(), Seen { stat, hash });
+                    self.seen
+                        .lock()
+                        .insert(path.to_vec(), ImportedState { stat, hash });
                 }
                 return Ok(());
             }
         }
-        Err(Why::Changing)
+        Err(SkipReason::Changing)
     }
 }
 

@@ -14,11 +14,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::record::{Hash, Record, Trace};
+use super::record::{Hash, ImportRecord, InodeStamp};
 use super::scan::join;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Kind, Open, OpenKind, SysResult};
-use crate::transfer::inode::Inodes;
+use crate::transfer::inode::InodeCreator;
 use crate::transfer::place::open_below;
 
 /// Read size. A file of at most this size is written from the buffer if it cannot be cloned.
@@ -26,24 +26,24 @@ const BLOCK_BYTES: usize = 1 << 20;
 
 /// A file with a known content.
 #[derive(Clone, Debug)]
-struct Place {
+struct ContentFile {
     root: usize,
     path: Vec<u8>,
-    look: Trace,
+    look: InodeStamp,
 }
 
 /// The state of a content.
 #[derive(Clone, Debug)]
-enum Known {
+enum ContentState {
     /// A thread is creating the first file with it.
     Claimed,
     /// Files that have it.
-    At(Vec<Place>),
+    At(Vec<ContentFile>),
 }
 
 /// Deduplication counters of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Found {
+pub struct ContentCounts {
     /// Files hashed.
     pub hashed_files: u64,
     /// Contents that no other file had.
@@ -81,10 +81,10 @@ fn count(counter: &[AtomicU64; 2], bytes: u64) {
 
 /// The known contents.
 #[derive(Debug)]
-pub struct Contents {
+pub struct ContentIndex {
     /// The source, the tree, then other projects; each the backing directory, not a mount over it.
     roots: Vec<OwnedFd>,
-    known: Mutex<HashMap<(Hash, u64), Known>>,
+    known: Mutex<HashMap<(Hash, u64), ContentState>>,
     made: Condvar,
     taken: Mutex<HashMap<Vec<u8>, Hash>>,
     counters: Counters,
@@ -95,10 +95,10 @@ const SOURCE: usize = 0;
 /// Index of the tree in `roots`.
 const TREE: usize = 1;
 
-impl Contents {
+impl ContentIndex {
     /// Returns an empty set; both roots are open for reading.
-    pub fn new(source: OwnedFd, tree: OwnedFd) -> Contents {
-        Contents {
+    pub fn new(source: OwnedFd, tree: OwnedFd) -> ContentIndex {
+        ContentIndex {
             roots: vec![source, tree],
             known: Mutex::default(),
             made: Condvar::default(),
@@ -108,7 +108,7 @@ impl Contents {
     }
 
     /// Adds the contents recorded for another project, or for the tree if `other` is `None`.
-    pub fn learn(&mut self, other: Option<OwnedFd>, record: &Record) {
+    pub fn learn(&mut self, other: Option<OwnedFd>, record: &ImportRecord) {
         let root = match other {
             Some(root) => {
                 self.roots.push(root);
@@ -124,7 +124,7 @@ impl Contents {
                 let Some(hash) = known.hash else { continue };
                 self.add(
                     hash,
-                    Place {
+                    ContentFile {
                         root,
                         path: join(dir, &known.name),
                         look: known.there,
@@ -135,15 +135,15 @@ impl Contents {
     }
 
     /// Adds a file with a known content.
-    fn add(&self, hash: Hash, place: Place) {
+    fn add(&self, hash: Hash, place: ContentFile) {
         let size = place.look.size;
         let mut known = self.known.lock();
         match known
             .entry((hash, size))
-            .or_insert_with(|| Known::At(Vec::new()))
+            .or_insert_with(|| ContentState::At(Vec::new()))
         {
             // The second place is a fallback if the first file has changed.
-            Known::At(places) if places.len() < 2 => places.push(place),
+            ContentState::At(places) if places.len() < 2 => places.push(place),
             _ => {}
         }
     }
@@ -152,7 +152,13 @@ impl Contents {
     ///
     /// # Errors
     /// Those of reading and writing.
-    pub fn fill(&self, inodes: &Inodes, out: &File, from: &File, path: &[u8]) -> SysResult<()> {
+    pub fn fill(
+        &self,
+        inodes: &InodeCreator,
+        out: &File,
+        from: &File,
+        path: &[u8],
+    ) -> SysResult<()> {
         let stat = sys::stat_fd(from)?;
         let (hash, whole) = read(from)?;
         self.counters.hashed.fetch_add(1, Ordering::Relaxed);
@@ -178,14 +184,14 @@ impl Contents {
         let sparse = stat.blocks.saturating_mul(512) < stat.size;
         let filled = inodes.fill_plain(out, from, whole.as_deref().filter(|_| !sparse));
         if known.is_none() {
-            let place = Place {
+            let place = ContentFile {
                 root: SOURCE,
                 path: path.to_vec(),
-                look: Trace::of(&stat),
+                look: InodeStamp::of(&stat),
             };
             let mut known = self.known.lock();
             if filled.is_ok() {
-                known.insert(key, Known::At(vec![place]));
+                known.insert(key, ContentState::At(vec![place]));
                 count(&self.counters.new, stat.size);
             } else {
                 known.remove(&key);
@@ -197,14 +203,14 @@ impl Contents {
     }
 
     /// Returns the places of a content, or `None` after claiming it for the caller.
-    fn known_or_claimed(&self, key: (Hash, u64)) -> Option<Vec<Place>> {
+    fn known_or_claimed(&self, key: (Hash, u64)) -> Option<Vec<ContentFile>> {
         let mut known = self.known.lock();
         loop {
             match known.get(&key) {
-                Some(Known::At(places)) => return Some(places.clone()),
-                Some(Known::Claimed) => self.made.wait(&mut known),
+                Some(ContentState::At(places)) => return Some(places.clone()),
+                Some(ContentState::Claimed) => self.made.wait(&mut known),
                 None => {
-                    known.insert(key, Known::Claimed);
+                    known.insert(key, ContentState::Claimed);
                     return None;
                 }
             }
@@ -213,18 +219,18 @@ impl Contents {
 
     /// Clones a file that is unchanged since it was hashed. If the source cannot be cloned, its
     /// copy in the tree can.
-    fn clone_of(&self, place: &Place, out: &File) -> bool {
-        let try_at = |root: usize, proves: &dyn Fn(&Trace) -> bool| -> SysResult<bool> {
+    fn clone_of(&self, place: &ContentFile, out: &File) -> bool {
+        let try_at = |root: usize, proves: &dyn Fn(&InodeStamp) -> bool| -> SysResult<bool> {
             let Some(root) = self.roots.get(root) else {
                 return Ok(false);
             };
             let file = File::from(open_below(root, &place.path, OpenKind::File(Open::READ))?);
-            let before = Trace::of(&sys::stat_fd(&file)?);
+            let before = InodeStamp::of(&sys::stat_fd(&file)?);
             if !proves(&before) {
                 return Ok(false);
             }
             sys::clone_file(&file, out)?;
-            if Trace::of(&sys::stat_fd(&file)?) == before {
+            if InodeStamp::of(&sys::stat_fd(&file)?) == before {
                 return Ok(true);
             }
             sys::truncate(out, 0)?;
@@ -234,7 +240,8 @@ impl Contents {
             return true;
         }
         // The copy has the size and times of the source; a write changes them.
-        let made = |look: &Trace| (look.size, look.mtime) == (place.look.size, place.look.mtime);
+        let made =
+            |look: &InodeStamp| (look.size, look.mtime) == (place.look.size, place.look.mtime);
         place.root == SOURCE && try_at(TREE, &made).unwrap_or(false)
     }
 
@@ -244,7 +251,7 @@ impl Contents {
     }
 
     /// Returns the counters.
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> ContentCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let both = |counter: &[AtomicU64; 2]| (get(&counter[0]), get(&counter[1]));
         let Counters {
@@ -258,7 +265,7 @@ impl Contents {
             (both(new), both(duplicate));
         let ((known_files, known_bytes), (unshared_files, unshared_bytes)) =
             (both(known), both(unshared));
-        Found {
+        ContentCounts {
             hashed_files: get(hashed),
             new_contents,
             new_bytes,
@@ -295,9 +302,13 @@ fn read(file: &File) -> SysResult<(Hash, Option<Vec<u8>>)> {
 ///
 /// # Errors
 /// None at present.
-pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> SysResult<Record> {
+pub fn hash_all(
+    root: &OwnedFd,
+    scan: &super::scan::Scan,
+    threads: usize,
+) -> SysResult<ImportRecord> {
     let next = std::sync::atomic::AtomicUsize::new(0);
-    let done: Mutex<Vec<(Vec<u8>, Vec<super::record::Known>)>> = Mutex::default();
+    let done: Mutex<Vec<(Vec<u8>, Vec<super::record::ImportedName>)>> = Mutex::default();
     let work = || {
         while let Some(dir) = scan.dirs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let files = dir
@@ -318,9 +329,9 @@ pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> Sys
         work();
     });
     let dirs = std::mem::take(&mut *done.lock()).into_iter().collect();
-    Ok(Record {
+    Ok(ImportRecord {
         device: scan.root.dev,
-        root: (Trace::of(&scan.root), Trace::of(&scan.root)),
+        root: (InodeStamp::of(&scan.root), InodeStamp::of(&scan.root)),
         dirs,
     })
 }
@@ -328,14 +339,14 @@ pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> Sys
 fn hash_one(
     root: &OwnedFd,
     dir: &[u8],
-    found: &super::scan::Found,
-) -> Option<super::record::Known> {
+    found: &super::scan::ScanEntry,
+) -> Option<super::record::ImportedName> {
     let file =
         File::from(open_below(root, &join(dir, &found.name), OpenKind::File(Open::READ)).ok()?);
-    let look = Trace::of(&sys::stat_fd(&file).ok()?);
+    let look = InodeStamp::of(&sys::stat_fd(&file).ok()?);
     let (hash, _) = read(&file).ok()?;
-    let same = Trace::of(&sys::stat_fd(&file).ok()?) == look;
-    same.then(|| super::record::Known {
+    let same = InodeStamp::of(&sys::stat_fd(&file).ok()?) == look;
+    same.then(|| super::record::ImportedName {
         name: found.name.clone(),
         kind: Kind::File,
         source: look,

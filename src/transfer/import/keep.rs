@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::record::{CHECKPOINT_NAME, DAEMON_NAME, RECORD_NAME, Record};
+use super::record::{CHECKPOINT_NAME, DAEMON_NAME, ImportRecord, RECORD_NAME};
 use crate::store::ids::CheckpointId;
 use crate::store::layout::{Layout, STORE_NAME};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
@@ -13,9 +13,9 @@ const RECORD_BYTES_MAX: u64 = 8 << 30;
 
 /// The stored record of the last import.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct StoredRecord {
     /// The record; `None` if it is missing or damaged.
-    pub record: Option<Record>,
+    pub record: Option<ImportRecord>,
     /// The checkpoint that shows the imported state.
     pub checkpoint: Option<CheckpointId>,
     /// The encoded record.
@@ -24,21 +24,21 @@ pub struct Kept {
     daemon: Vec<u8>,
 }
 
-impl Kept {
+impl StoredRecord {
     /// Reads the record from a store. A damaged file counts as missing.
-    pub fn read(store: impl AsFd) -> Kept {
+    pub fn read(store: impl AsFd) -> StoredRecord {
         let Ok(bytes) = read_file(&store, RECORD_NAME) else {
-            return Kept::default();
+            return StoredRecord::default();
         };
         let checkpoint = read_file(&store, CHECKPOINT_NAME)
             .ok()
-            .and_then(|text| Record::checkpoint_of(&bytes, &text));
-        let record = Record::decode(&bytes);
+            .and_then(|text| ImportRecord::checkpoint_of(&bytes, &text));
+        let record = ImportRecord::decode(&bytes);
         if record.is_none() {
             tracing::warn!("the record of the last import is damaged: everything is compared");
         }
         let daemon = read_file(&store, DAEMON_NAME).unwrap_or_default();
-        Kept {
+        StoredRecord {
             checkpoint: checkpoint.map(CheckpointId).filter(|_| record.is_some()),
             record,
             bytes,
@@ -50,7 +50,7 @@ impl Kept {
     /// so has records of all changes to it.
     pub fn is_known_to(&self, daemon: &str) -> bool {
         self.checkpoint.is_some_and(|id| {
-            Record::daemon_text(&self.bytes, id.0, daemon).as_bytes() == self.daemon
+            ImportRecord::daemon_text(&self.bytes, id.0, daemon).as_bytes() == self.daemon
         })
     }
 
@@ -64,7 +64,7 @@ impl Kept {
             Some(id) if !self.is_known_to(daemon) => write_whole(
                 store,
                 DAEMON_NAME,
-                Record::daemon_text(&self.bytes, id.0, daemon).as_bytes(),
+                ImportRecord::daemon_text(&self.bytes, id.0, daemon).as_bytes(),
             ),
             _ => Ok(()),
         }
@@ -88,7 +88,7 @@ fn read_file(store: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
 ///
 /// # Errors
 /// Those of writing; the previous record is unchanged then.
-pub fn write(store: impl AsFd, record: &Record) -> SysResult<Vec<u8>> {
+pub fn write(store: impl AsFd, record: &ImportRecord) -> SysResult<Vec<u8>> {
     let bytes = record.encode();
     write_whole(store, RECORD_NAME, &bytes)?;
     Ok(bytes)
@@ -102,7 +102,7 @@ pub fn write_checkpoint(store: impl AsFd, bytes: &[u8], checkpoint: CheckpointId
     write_whole(
         store,
         CHECKPOINT_NAME,
-        Record::checkpoint_text(bytes, checkpoint.0).as_bytes(),
+        ImportRecord::checkpoint_text(bytes, checkpoint.0).as_bytes(),
     )
 }
 

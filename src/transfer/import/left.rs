@@ -7,7 +7,7 @@ use crate::sys::Errno;
 
 /// The reason why a path is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
+pub enum SkipReason {
     /// The history of a ckptfs tree, or a name that ckptfs reserves.
     History,
     /// Another filesystem is mounted on it.
@@ -18,52 +18,54 @@ pub enum Why {
     Error(Errno),
 }
 
-impl Why {
+impl SkipReason {
     /// Returns the reason for an error number.
-    pub fn of(errno: Errno) -> Why {
-        Why::Error(errno)
+    pub fn of(errno: Errno) -> SkipReason {
+        SkipReason::Error(errno)
     }
 
     /// Returns the identifier for programs.
     pub fn code(self) -> &'static str {
         match self {
-            Why::History => "history",
-            Why::OtherFilesystem => "other-filesystem",
-            Why::Changing => "changing",
-            Why::Error(Errno::EACCES | Errno::EPERM) => "no-permission",
-            Why::Error(Errno::ENOENT | Errno::ESTALE) => "vanished",
-            Why::Error(_) => "error",
+            SkipReason::History => "history",
+            SkipReason::OtherFilesystem => "other-filesystem",
+            SkipReason::Changing => "changing",
+            SkipReason::Error(Errno::EACCES | Errno::EPERM) => "no-permission",
+            SkipReason::Error(Errno::ENOENT | Errno::ESTALE) => "vanished",
+            SkipReason::Error(_) => "error",
         }
     }
 
     /// Reports whether the path belongs to the tree, which is incomplete without it.
     pub fn is_missed(self) -> bool {
-        self != Why::History
+        self != SkipReason::History
     }
 
     /// Returns the description for people.
     pub fn told(self) -> String {
         match self {
-            Why::History => "belongs to ckptfs: only files of the tree are imported".to_owned(),
-            Why::OtherFilesystem => {
+            SkipReason::History => {
+                "belongs to ckptfs: only files of the tree are imported".to_owned()
+            }
+            SkipReason::OtherFilesystem => {
                 "another filesystem is mounted there: import it separately".to_owned()
             }
-            Why::Changing => "kept changing while it was read".to_owned(),
-            Why::Error(errno) => errno.to_string(),
+            SkipReason::Changing => "kept changing while it was read".to_owned(),
+            SkipReason::Error(errno) => errno.to_string(),
         }
     }
 }
 
 /// A path that is left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct SkippedPath {
     /// The path.
     pub path: TreePath,
     /// The reason.
-    pub why: Why,
+    pub why: SkipReason,
 }
 
-impl Serialize for Left {
+impl Serialize for SkippedPath {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
         let mut told = serializer.serialize_struct("Left", 3)?;

@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use super::bring::Brought;
-use super::left::Left;
-use super::record::{Known, Record, Trace};
-use super::scan::{Found, Listing, Scan, join};
+use super::bring::ImportResult;
+use super::left::SkippedPath;
+use super::record::{ImportRecord, ImportedName, InodeStamp};
+use super::scan::{Listing, Scan, ScanEntry, join};
 use crate::store::extents::same_bytes;
 use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Kind, Open, OpenKind, Stat, SysResult, Time, Xattrs};
@@ -19,7 +19,7 @@ pub type Item = (Vec<u8>, Stat);
 
 /// The planned changes.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct ImportPlan {
     /// Paths to remove with everything below; none is below another.
     pub removed: Vec<Vec<u8>>,
     /// Directories to create or to set attributes of; sorted by path.
@@ -28,12 +28,12 @@ pub struct Plan {
     pub others: Vec<Item>,
 }
 
-impl Plan {
+impl ImportPlan {
     /// Plans the creation of everything, for an empty tree.
-    pub fn all(source: &Scan) -> Plan {
-        let mut plan = Plan {
+    pub fn all(source: &Scan) -> ImportPlan {
+        let mut plan = ImportPlan {
             dirs: vec![(Vec::new(), source.root)],
-            ..Plan::default()
+            ..ImportPlan::default()
         };
         let unread = source.unread();
         for (path, found) in source
@@ -59,7 +59,7 @@ impl Plan {
 }
 
 /// The two trees to compare.
-pub struct Sides<'a> {
+pub struct TreePair<'a> {
     /// The root of the source, open for reading.
     pub source: &'a OwnedFd,
     /// The scan of the source.
@@ -72,12 +72,12 @@ pub struct Sides<'a> {
 
 /// Returns the paths not proven to be unchanged since their import, all paths if no record exists;
 /// the root is the empty path.
-pub fn suspects(record: Option<&Record>, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
+pub fn suspects(record: Option<&ImportRecord>, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
     let Some(record) = record.filter(|record| record.device == source.root.dev) else {
         return everything(source, there);
     };
     let mut found = BTreeSet::new();
-    if record.root != (Trace::of(&source.root), Trace::of(&there.root)) {
+    if record.root != (InodeStamp::of(&source.root), InodeStamp::of(&there.root)) {
         found.insert(Vec::new());
     }
     let names = |listing: Option<&'_ Listing>| listing.map_or(0, |listing| listing.names.len());
@@ -87,12 +87,13 @@ pub fn suspects(record: Option<&Record>, source: &Scan, there: &Scan) -> BTreeSe
         let known = record
             .dirs
             .get(&listing.path)
-            .map_or(&[] as &[Known], Vec::as_slice);
+            .map_or(&[] as &[ImportedName], Vec::as_slice);
         let there = there.dir(&listing.path);
-        let there_names = there.map_or(&[] as &[Found], |there| there.names.as_slice());
+        let there_names = there.map_or(&[] as &[ScanEntry], |there| there.names.as_slice());
         if known.len() == listing.names.len() && names(there) == known.len() {
-            let same =
-                |((known, one), other): ((&Known, &Found), &Found)| is_proven(known, one, other);
+            let same = |((known, one), other): ((&ImportedName, &ScanEntry), &ScanEntry)| {
+                is_proven(known, one, other)
+            };
             if known.iter().zip(&listing.names).zip(there_names).all(same) {
                 continue;
             }
@@ -115,14 +116,14 @@ pub fn suspects(record: Option<&Record>, source: &Scan, there: &Scan) -> BTreeSe
 }
 
 /// Reports whether the whole source is unchanged since its import.
-pub fn is_as_imported(record: &Record, source: &Scan) -> bool {
-    let same = |known: &Known, one: &Found| {
+pub fn is_as_imported(record: &ImportRecord, source: &Scan) -> bool {
+    let same = |known: &ImportedName, one: &ScanEntry| {
         known.name == one.name
             && known.kind == one.stat.kind
-            && known.source == Trace::of(&one.stat)
+            && known.source == InodeStamp::of(&one.stat)
     };
     record.device == source.root.dev
-        && record.root.0 == Trace::of(&source.root)
+        && record.root.0 == InodeStamp::of(&source.root)
         && record.dirs.len() == source.dirs.len()
         && source.dirs.iter().all(|listing| {
             let known = record.dirs.get(&listing.path);
@@ -136,19 +137,19 @@ pub fn is_as_imported(record: &Record, source: &Scan) -> bool {
         })
 }
 
-fn is_proven(known: &Known, source: &Found, there: &Found) -> bool {
+fn is_proven(known: &ImportedName, source: &ScanEntry, there: &ScanEntry) -> bool {
     known.name == source.name
         && known.name == there.name
         && (known.kind, known.kind) == (source.stat.kind, there.stat.kind)
-        && known.source == Trace::of(&source.stat)
-        && known.there == Trace::of(&there.stat)
+        && known.source == InodeStamp::of(&source.stat)
+        && known.there == InodeStamp::of(&there.stat)
 }
 
 fn compare_names(
     path: &[u8],
-    known: &[Known],
-    source: &[Found],
-    there: &[Found],
+    known: &[ImportedName],
+    source: &[ScanEntry],
+    there: &[ScanEntry],
     found: &mut BTreeSet<Vec<u8>>,
 ) {
     let at = |name: &[u8]| {
@@ -186,10 +187,13 @@ pub fn everything(source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
     paths.chain([Vec::new()]).collect()
 }
 
-impl Sides<'_> {
+impl TreePair<'_> {
     /// Plans the changes for these paths.
-    pub fn plan(&self, mut suspects: BTreeSet<Vec<u8>>) -> Plan {
-        let (source, there) = (Names::of(self.source_scan), Names::of(self.there_scan));
+    pub fn plan(&self, mut suspects: BTreeSet<Vec<u8>>) -> ImportPlan {
+        let (source, there) = (
+            PathIndex::of(self.source_scan),
+            PathIndex::of(self.there_scan),
+        );
         // All names of an inode are compared together.
         let inodes: HashSet<u64> = suspects
             .iter()
@@ -202,7 +206,7 @@ impl Sides<'_> {
                 .flatten()
                 .cloned(),
         );
-        let mut plan = Plan::default();
+        let mut plan = ImportPlan::default();
         let mut touched: BTreeSet<Vec<u8>> = BTreeSet::new();
         let unread = self.source_scan.unread();
         for path in suspects
@@ -243,7 +247,12 @@ impl Sides<'_> {
 
     /// Adds all names of each inode to create, and the parent of each changed name, to reset its
     /// times.
-    fn finish(&self, mut plan: Plan, source: &Names<'_>, mut touched: BTreeSet<Vec<u8>>) -> Plan {
+    fn finish(
+        &self,
+        mut plan: ImportPlan,
+        source: &PathIndex<'_>,
+        mut touched: BTreeSet<Vec<u8>>,
+    ) -> ImportPlan {
         let mut making: HashSet<Vec<u8>> =
             plan.others.iter().map(|(path, _)| path.clone()).collect();
         let inodes: HashSet<u64> = plan
@@ -333,7 +342,7 @@ fn kept(mut xattrs: Xattrs) -> Xattrs {
 
 /// Reports whether a path may exist in the source although the scan did not find it: it, or a
 /// directory above it, could not be read.
-fn is_unknown(path: &[u8], left: &[Left]) -> bool {
+fn is_unknown(path: &[u8], left: &[SkippedPath]) -> bool {
     left.iter().filter(|left| left.why.is_missed()).any(|left| {
         let above = left.path.0.as_slice();
         above.is_empty()
@@ -342,14 +351,14 @@ fn is_unknown(path: &[u8], left: &[Left]) -> bool {
 }
 
 /// The inodes of a tree by path, and the names of inodes with several.
-struct Names<'a> {
+struct PathIndex<'a> {
     stats: HashMap<Vec<u8>, &'a Stat>,
     links: HashMap<u64, BTreeSet<Vec<u8>>>,
 }
 
-impl<'a> Names<'a> {
-    fn of(scan: &'a Scan) -> Names<'a> {
-        let mut names = Names {
+impl<'a> PathIndex<'a> {
+    fn of(scan: &'a Scan) -> PathIndex<'a> {
+        let mut names = PathIndex {
             stats: HashMap::new(),
             links: HashMap::new(),
         };
@@ -390,19 +399,19 @@ pub fn record(
     source: &Scan,
     there: &Scan,
     begun: Time,
-    brought: &Brought,
-    old: Option<&Record>,
-) -> Record {
+    brought: &ImportResult,
+    old: Option<&ImportRecord>,
+) -> ImportRecord {
     let left: HashSet<&[u8]> = brought
         .left
         .iter()
         .chain(&source.left)
         .map(|left| left.path.0.as_slice())
         .collect();
-    let mut record = Record {
+    let mut record = ImportRecord {
         device: source.root.dev,
-        root: (Trace::of(&source.root), Trace::of(&there.root)),
-        ..Record::default()
+        root: (InodeStamp::of(&source.root), InodeStamp::of(&there.root)),
+        ..ImportRecord::default()
     };
     for listing in &source.dirs {
         let Some(there) = there.dir(&listing.path) else {
@@ -427,15 +436,15 @@ pub fn record(
             }
             let before = || {
                 old.and_then(|old| old.find(&listing.path, &one.name))
-                    .filter(|known| known.source == Trace::of(stat))?
+                    .filter(|known| known.source == InodeStamp::of(stat))?
                     .hash
             };
             let hash = seen.and_then(|seen| seen.hash).or_else(before);
-            names.push(Known {
+            names.push(ImportedName {
                 name: one.name.clone(),
                 kind: stat.kind,
-                source: Trace::of(stat),
-                there: Trace::of(other),
+                source: InodeStamp::of(stat),
+                there: InodeStamp::of(other),
                 hash,
             });
         }

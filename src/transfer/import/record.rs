@@ -52,7 +52,7 @@ pub type Hash = [u8; HASH_BYTES];
 
 /// Values that identify the unchanged state of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Trace {
+pub struct InodeStamp {
     /// Inode number.
     pub ino: u64,
     /// Size in bytes; always 0 for a directory, where the size is not significant.
@@ -63,11 +63,11 @@ pub struct Trace {
     pub ctime: Time,
 }
 
-impl Trace {
+impl InodeStamp {
     /// Returns the values of an inode.
-    pub fn of(stat: &Stat) -> Trace {
+    pub fn of(stat: &Stat) -> InodeStamp {
         let size = if stat.kind == Kind::Dir { 0 } else { stat.size };
-        Trace {
+        InodeStamp {
             ino: stat.ino,
             size,
             mtime: stat.mtime,
@@ -78,31 +78,31 @@ impl Trace {
 
 /// An imported name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct ImportedName {
     /// The name.
     pub name: Vec<u8>,
     /// Type of its inode.
     pub kind: Kind,
     /// Values in the source.
-    pub source: Trace,
+    pub source: InodeStamp,
     /// Values in the tree.
-    pub there: Trace,
+    pub there: InodeStamp,
     /// Hash of its content, if computed.
     pub hash: Option<Hash>,
 }
 
 /// The record of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct ImportRecord {
     /// Device number of the source.
     pub device: u64,
     /// The root in the source, and in the tree.
-    pub root: (Trace, Trace),
+    pub root: (InodeStamp, InodeStamp),
     /// Names by directory, sorted by name.
-    pub dirs: HashMap<Vec<u8>, Vec<Known>>,
+    pub dirs: HashMap<Vec<u8>, Vec<ImportedName>>,
 }
 
-impl Record {
+impl ImportRecord {
     /// Encodes the record in its file format.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; MAGIC.len() + HASH_BYTES];
@@ -138,14 +138,14 @@ impl Record {
     }
 
     /// Decodes a record; `None` if it is malformed or damaged.
-    pub fn decode(bytes: &[u8]) -> Option<Record> {
+    pub fn decode(bytes: &[u8]) -> Option<ImportRecord> {
         let rest = bytes.strip_prefix(MAGIC)?;
         let (hash, rest) = rest.split_at_checked(HASH_BYTES)?;
         if blake3::hash(rest).as_bytes() != hash {
             return None;
         }
         let mut from = Reader(rest);
-        let mut record = Record {
+        let mut record = ImportRecord {
             device: from.u64()?,
             root: (from.trace()?, from.trace()?),
             dirs: HashMap::new(),
@@ -178,7 +178,7 @@ impl Record {
             .next()?
             .parse()
             .ok()?;
-        (Record::checkpoint_text(bytes, found).as_bytes() == text).then_some(found)
+        (ImportRecord::checkpoint_text(bytes, found).as_bytes() == text).then_some(found)
     }
 
     /// Returns the content of the file that names the daemon that has served the tree since it
@@ -186,12 +186,12 @@ impl Record {
     pub fn daemon_text(bytes: &[u8], checkpoint: u64, daemon: &str) -> String {
         format!(
             "{} {daemon}\n",
-            Record::checkpoint_text(bytes, checkpoint).trim_end()
+            ImportRecord::checkpoint_text(bytes, checkpoint).trim_end()
         )
     }
 
     /// Returns the entry of a name in a directory.
-    pub fn find(&self, dir: &[u8], name: &[u8]) -> Option<&Known> {
+    pub fn find(&self, dir: &[u8], name: &[u8]) -> Option<&ImportedName> {
         let names = self.dirs.get(dir)?;
         names
             .binary_search_by(|known| known.name.as_slice().cmp(name))
@@ -204,7 +204,7 @@ fn put_length(bytes: &mut Vec<u8>, length: usize) {
     bytes.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
 }
 
-fn put_trace(bytes: &mut Vec<u8>, trace: &Trace) {
+fn put_trace(bytes: &mut Vec<u8>, trace: &InodeStamp) {
     bytes.extend_from_slice(&trace.ino.to_le_bytes());
     bytes.extend_from_slice(&trace.size.to_le_bytes());
     for time in [trace.mtime, trace.ctime] {
@@ -241,8 +241,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn trace(&mut self) -> Option<Trace> {
-        Some(Trace {
+    fn trace(&mut self) -> Option<InodeStamp> {
+        Some(InodeStamp {
             ino: self.u64()?,
             size: self.u64()?,
             mtime: self.time()?,
@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn known(&mut self) -> Option<Known> {
+    fn known(&mut self) -> Option<ImportedName> {
         let [length] = self.bytes()?;
         let name = self.take(usize::from(length))?.to_vec();
         let [kind, flags] = self.bytes()?;
@@ -261,7 +261,7 @@ impl<'a> Reader<'a> {
             1 => Some(self.bytes()?),
             _ => return None,
         };
-        Some(Known {
+        Some(ImportedName {
             name,
             kind,
             source,
@@ -275,18 +275,18 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    fn sample() -> Record {
+    fn sample() -> ImportRecord {
         let time = |sec| Time {
             sec,
             nsec: 999_999_999,
         };
-        let trace = |ino| Trace {
+        let trace = |ino| InodeStamp {
             ino,
             size: 7,
             mtime: time(-1),
             ctime: time(5),
         };
-        let known = |name: &[u8], kind, hash| Known {
+        let known = |name: &[u8], kind, hash| ImportedName {
             name: name.to_vec(),
             kind,
             source: trace(1),
@@ -300,7 +300,7 @@ mod tests {
         let dirs = [(Vec::new(), names), (b"a/b".to_vec(), Vec::new())]
             .into_iter()
             .collect();
-        Record {
+        ImportRecord {
             device: 9,
             root: (trace(4), trace(5)),
             dirs,
@@ -310,23 +310,26 @@ mod tests {
     #[test]
     fn a_record_is_read_as_written_and_every_changed_byte_is_found() {
         let (record, bytes) = (sample(), sample().encode());
-        assert_eq!(Record::decode(&bytes).as_ref(), Some(&record));
+        assert_eq!(ImportRecord::decode(&bytes).as_ref(), Some(&record));
         assert_eq!(
             record.find(b"", b"a").and_then(|known| known.hash),
             Some([3; 32])
         );
         assert_eq!(record.find(b"a/b", b"a"), None);
-        let text = Record::checkpoint_text(&bytes, 12);
-        assert_eq!(Record::checkpoint_of(&bytes, text.as_bytes()), Some(12));
+        let text = ImportRecord::checkpoint_text(&bytes, 12);
         assert_eq!(
-            Record::checkpoint_of(&[MAGIC, &[0; 40]].concat(), text.as_bytes()),
+            ImportRecord::checkpoint_of(&bytes, text.as_bytes()),
+            Some(12)
+        );
+        assert_eq!(
+            ImportRecord::checkpoint_of(&[MAGIC, &[0; 40]].concat(), text.as_bytes()),
             None
         );
         for at in 0..bytes.len() {
             let mut other = bytes.clone();
             other[at] ^= 0x40;
-            assert_eq!(Record::decode(&other), None, "byte {at}");
-            assert_eq!(Record::decode(&bytes[..at]), None, "{at} bytes of it");
+            assert_eq!(ImportRecord::decode(&other), None, "byte {at}");
+            assert_eq!(ImportRecord::decode(&bytes[..at]), None, "{at} bytes of it");
         }
     }
 
@@ -337,7 +340,7 @@ mod tests {
             let body = &whole[MAGIC.len() + HASH_BYTES..cut];
             let bytes = [MAGIC, blake3::hash(body).as_bytes(), body].concat();
             // Decoding must not panic, and succeeds only where a directory ends.
-            if let Some(record) = Record::decode(&bytes) {
+            if let Some(record) = ImportRecord::decode(&bytes) {
                 assert!(record.dirs.len() < 2, "cut at {cut}");
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
-use super::left::{Left, Why};
+use super::left::{SkipReason, SkippedPath};
 use crate::engine::api::TreePath;
 use crate::engine::import::is_of_no_tree;
 use crate::store::layout::STORE_NAME;
@@ -19,7 +19,7 @@ const SET_ID: u32 = 0o6000;
 
 /// A name in a directory, and its inode.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ScanEntry {
     /// The name.
     pub name: Vec<u8>,
     /// The attributes of the inode.
@@ -32,7 +32,7 @@ pub struct Listing {
     /// Its path below the root.
     pub path: Vec<u8>,
     /// Its entries, sorted by name.
-    pub names: Vec<Found>,
+    pub names: Vec<ScanEntry>,
 }
 
 /// A scanned tree.
@@ -43,12 +43,12 @@ pub struct Scan {
     /// All its directories, sorted by path.
     pub dirs: Vec<Listing>,
     /// Paths that are missing from `dirs`.
-    pub left: Vec<Left>,
+    pub left: Vec<SkippedPath>,
 }
 
 impl Scan {
     /// Returns every path except the root, in no defined order.
-    pub fn paths(&self) -> impl Iterator<Item = (Vec<u8>, &Found)> {
+    pub fn paths(&self) -> impl Iterator<Item = (Vec<u8>, &ScanEntry)> {
         self.dirs.iter().flat_map(|dir| {
             dir.names
                 .iter()
@@ -91,10 +91,10 @@ impl Scan {
     }
 
     /// Returns the numbers of inodes by kind.
-    pub fn count(&self) -> Count {
-        let mut count = Count {
+    pub fn count(&self) -> InodeCounts {
+        let mut count = InodeCounts {
             dirs: 1,
-            ..Count::default()
+            ..InodeCounts::default()
         };
         for found in self.dirs.iter().flat_map(|dir| &dir.names) {
             match found.stat.kind {
@@ -112,7 +112,7 @@ impl Scan {
 
 /// The numbers of inodes in a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Count {
+pub struct InodeCounts {
     /// Names of regular files.
     pub files: u64,
     /// Directories, including the root.
@@ -134,7 +134,7 @@ pub fn join(above: &[u8], name: &[u8]) -> Vec<u8> {
 
 /// Directories that remain to be listed.
 #[derive(Default)]
-struct Queue {
+struct DirQueue {
     dirs: Vec<Vec<u8>>,
     busy: usize,
 }
@@ -142,9 +142,9 @@ struct Queue {
 struct Scanning<'a> {
     root: &'a OwnedFd,
     device: u64,
-    queue: Mutex<Queue>,
+    queue: Mutex<DirQueue>,
     more: Condvar,
-    done: Mutex<(Vec<Listing>, Vec<Left>)>,
+    done: Mutex<(Vec<Listing>, Vec<SkippedPath>)>,
 }
 
 /// Scans the tree below `root`, which is open for reading. The scan follows no symbolic link,
@@ -155,7 +155,7 @@ struct Scanning<'a> {
 pub fn scan(root: &OwnedFd, threads: usize) -> SysResult<Scan> {
     let stat = sys::stat_fd(root)?;
     sys::list_dir(&open_below(root, b"", OpenKind::Dir)?)?;
-    let queue = Queue {
+    let queue = DirQueue {
         dirs: vec![Vec::new()],
         busy: 0,
     };
@@ -190,9 +190,9 @@ impl Scanning<'_> {
             let mut below = Vec::new();
             match self.list(&path, &mut below, &mut left) {
                 Ok(listing) => listed.push(listing),
-                Err(errno) => left.push(Left {
+                Err(errno) => left.push(SkippedPath {
                     path: TreePath(path),
-                    why: Why::of(errno),
+                    why: SkipReason::of(errno),
                 }),
             }
             self.give(below);
@@ -230,13 +230,13 @@ impl Scanning<'_> {
         &self,
         path: &[u8],
         below: &mut Vec<Vec<u8>>,
-        left: &mut Vec<Left>,
+        left: &mut Vec<SkippedPath>,
     ) -> SysResult<Listing> {
         let dir = open_below(self.root, path, OpenKind::Dir)?;
         let mut names = Vec::new();
         for entry in sys::list_new_dir(&dir)? {
             let mut leave = |why| {
-                left.push(Left {
+                left.push(SkippedPath {
                     path: TreePath(join(path, &entry.name)),
                     why,
                 })
@@ -245,23 +245,23 @@ impl Scanning<'_> {
                 // The name was removed after it was listed.
                 Err(Errno::ENOENT) => continue,
                 Err(errno) => {
-                    leave(Why::of(errno));
+                    leave(SkipReason::of(errno));
                     continue;
                 }
                 Ok(stat) => stat,
             };
             if is_ours(path, &entry.name, &dir) {
-                leave(Why::History);
+                leave(SkipReason::History);
                 continue;
             }
             if stat.kind == Kind::Dir {
                 if stat.dev != self.device {
-                    leave(Why::OtherFilesystem);
+                    leave(SkipReason::OtherFilesystem);
                     continue;
                 }
                 below.push(join(path, &entry.name));
             }
-            names.push(Found {
+            names.push(ScanEntry {
                 name: entry.name,
                 stat,
             });
@@ -334,7 +334,7 @@ mod tests {
                     "f"
                 ]
             );
-            let left: Vec<(&[u8], &Why)> = scan
+            let left: Vec<(&[u8], &SkipReason)> = scan
                 .left
                 .iter()
                 .map(|left| (left.path.0.as_slice(), &left.why))
@@ -342,14 +342,14 @@ mod tests {
             assert_eq!(
                 left,
                 [
-                    (b".ckptfs".as_slice(), &Why::History),
-                    (b".snapshots", &Why::History),
-                    (b"d/.ckptfs", &Why::History)
+                    (b".ckptfs".as_slice(), &SkipReason::History),
+                    (b".snapshots", &SkipReason::History),
+                    (b"d/.ckptfs", &SkipReason::History)
                 ]
             );
             assert_eq!(
                 scan.count(),
-                Count {
+                InodeCounts {
                     files: 4,
                     dirs: 7,
                     others: 0,

@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::Tree;
-use super::places::{Merged, comes_beside};
-use super::side::Side;
+use super::places::{MergedPlaces, comes_beside};
+use super::side::MergeState;
 use super::text::{self, Text};
-use super::{Clash, Conflict, How, Policy, Who};
+use super::{ClashKind, Conflict, ConflictPolicy, MergeOptions, MergeParty};
 use crate::store::ids::Slot;
 use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
 /// The source of a merged inode's content, which is the bytes of a file or the target of a symbolic
 /// link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ContentOrigin {
     /// Unchanged in `ours`.
     Ours,
     /// The inode of `theirs`.
@@ -24,9 +24,9 @@ pub enum Origin {
 
 /// A merged inode that differs from `ours`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inode {
+pub struct MergedInode {
     /// Its content.
-    pub content: Origin,
+    pub content: ContentOrigin,
     /// Permissions.
     pub mode: u32,
     /// Owner.
@@ -40,17 +40,21 @@ pub struct Inode {
 }
 
 /// The state of an inode on one side.
-struct Seen {
+struct SideInode {
     stat: Stat,
     /// `None`: equal in all three states.
     xattrs: Option<Xattrs>,
 }
 
-fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot, xattrs: bool) -> SysResult<Option<Seen>> {
+fn seen<T: Tree>(
+    side: &MergeState<'_, T>,
+    slot: Slot,
+    xattrs: bool,
+) -> SysResult<Option<SideInode>> {
     let Some(way) = side.way(slot) else {
         return Ok(None);
     };
-    Ok(Some(Seen {
+    Ok(Some(SideInode {
         stat: side.tree.attr(way)?.stat,
         xattrs: xattrs.then(|| side.tree.xattrs(way)).transpose()?,
     }))
@@ -58,7 +62,7 @@ fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot, xattrs: bool) -> SysResult<Opti
 
 /// Reports whether records prove that an inode is unchanged since the base.
 fn is_as_in<T: Tree>(
-    (base, side): (&Side<'_, T>, &Side<'_, T>),
+    (base, side): (&MergeState<'_, T>, &MergeState<'_, T>),
     slot: Slot,
     changed: Option<&HashSet<Slot>>,
 ) -> bool {
@@ -69,12 +73,12 @@ fn is_as_in<T: Tree>(
 }
 
 /// The merge of one inode; each clash has a flag that reports whether it is settled.
-struct Merger<'m, 'a, T> {
-    base: &'m Side<'a, T>,
-    ours: &'m Side<'a, T>,
-    theirs: &'m Side<'a, T>,
-    how: &'m How<'m>,
-    clashes: Vec<(Clash, bool)>,
+struct InodeMerger<'m, 'a, T> {
+    base: &'m MergeState<'a, T>,
+    ours: &'m MergeState<'a, T>,
+    theirs: &'m MergeState<'a, T>,
+    how: &'m MergeOptions<'m>,
+    clashes: Vec<(ClashKind, bool)>,
     /// The path whose answer was used.
     answered: Option<Vec<u8>>,
 }
@@ -85,13 +89,13 @@ struct Merger<'m, 'a, T> {
 /// # Errors
 /// Those of reading them.
 pub(super) fn merge<T: Tree>(
-    base: &Side<'_, T>,
-    ours: &Side<'_, T>,
-    theirs: &Side<'_, T>,
-    how: &How<'_>,
+    base: &MergeState<'_, T>,
+    ours: &MergeState<'_, T>,
+    theirs: &MergeState<'_, T>,
+    how: &MergeOptions<'_>,
     scope: Option<&HashSet<Slot>>,
-    merged: &mut Merged,
-) -> SysResult<HashMap<Slot, Inode>> {
+    merged: &mut MergedPlaces,
+) -> SysResult<HashMap<Slot, MergedInode>> {
     let mut inodes = HashMap::new();
     for slot in theirs.met.keys().copied() {
         let [_, changed] = how.changed;
@@ -99,7 +103,7 @@ pub(super) fn merge<T: Tree>(
         if stays || scope.is_some_and(|scope| !scope.contains(&slot)) {
             continue;
         }
-        let mut merger = Merger {
+        let mut merger = InodeMerger {
             base,
             ours,
             theirs,
@@ -125,9 +129,9 @@ pub(super) fn merge<T: Tree>(
     Ok(inodes)
 }
 
-impl<T: Tree> Merger<'_, '_, T> {
+impl<T: Tree> InodeMerger<'_, '_, T> {
     /// Merges one value; records a clash if both sides changed it differently.
-    fn three<V: PartialEq>(&mut self, clash: impl FnOnce() -> Clash, values: [V; 3]) -> V {
+    fn three<V: PartialEq>(&mut self, clash: impl FnOnce() -> ClashKind, values: [V; 3]) -> V {
         let [base, ours, theirs] = values;
         if theirs == base || ours == theirs {
             return ours;
@@ -137,13 +141,13 @@ impl<T: Tree> Merger<'_, '_, T> {
         }
         self.clashes.push((clash(), false));
         match self.how.policy.winner() {
-            Who::Ours => ours,
-            Who::Theirs => theirs,
+            MergeParty::Ours => ours,
+            MergeParty::Theirs => theirs,
         }
     }
 
     /// Merges an inode that may be missing in the base: a directory that both sides created is.
-    fn merge(&mut self, slot: Slot) -> SysResult<Option<Inode>> {
+    fn merge(&mut self, slot: Slot) -> SysResult<Option<MergedInode>> {
         let xattrs = self.may_have_other_xattrs(slot);
         let seen = |side| seen(side, slot, xattrs);
         let (Some(o), Some(t)) = (seen(self.ours)?, seen(self.theirs)?) else {
@@ -152,29 +156,29 @@ impl<T: Tree> Merger<'_, '_, T> {
         let b = seen(self.base)?;
         let content = match (o.stat.kind, &b) {
             (Kind::File | Kind::Symlink, Some(_)) => self.content(slot)?,
-            _ => Origin::Ours,
+            _ => ContentOrigin::Ours,
         };
         let modes = [
             b.as_ref().map(|b| b.stat.mode),
             Some(o.stat.mode),
             Some(t.stat.mode),
         ];
-        let mode = self.three(|| Clash::Mode, modes).unwrap_or(o.stat.mode);
-        let owner = |seen: &Seen| (seen.stat.uid, seen.stat.gid);
+        let mode = self.three(|| ClashKind::Mode, modes).unwrap_or(o.stat.mode);
+        let owner = |seen: &SideInode| (seen.stat.uid, seen.stat.gid);
         let owners = [b.as_ref().map(owner), Some(owner(&o)), Some(owner(&t))];
-        let (uid, gid) = self.three(|| Clash::Owner, owners).unwrap_or(owner(&o));
+        let (uid, gid) = self.three(|| ClashKind::Owner, owners).unwrap_or(owner(&o));
         let before = b.as_ref().map_or(o.stat.mtime, |b| b.stat.mtime);
         let mtime = match content {
-            Origin::Ours if self.how.times && o.stat.mtime == before => Some(t.stat.mtime),
-            Origin::Ours => Some(o.stat.mtime),
-            Origin::Theirs => Some(t.stat.mtime),
-            Origin::Text(_) => None,
+            ContentOrigin::Ours if self.how.times && o.stat.mtime == before => Some(t.stat.mtime),
+            ContentOrigin::Ours => Some(o.stat.mtime),
+            ContentOrigin::Theirs => Some(t.stat.mtime),
+            ContentOrigin::Text(_) => None,
         };
         let none = Xattrs::new();
         let before = b.as_ref().and_then(|b| b.xattrs.as_ref()).unwrap_or(&none);
         let both = o.xattrs.as_ref().zip(t.xattrs.as_ref());
         let xattrs = both.map(|(ours, theirs)| self.xattrs([before, ours, theirs]));
-        let inode = Inode {
+        let inode = MergedInode {
             content,
             mode,
             uid,
@@ -182,8 +186,8 @@ impl<T: Tree> Merger<'_, '_, T> {
             mtime,
             xattrs,
         };
-        let stays = Inode {
-            content: Origin::Ours,
+        let stays = MergedInode {
+            content: ContentOrigin::Ours,
             mode: o.stat.mode,
             uid: o.stat.uid,
             gid: o.stat.gid,
@@ -217,23 +221,23 @@ impl<T: Tree> Merger<'_, '_, T> {
         }
         let mut merged = Xattrs::new();
         for (name, values) in names {
-            let value = self.three(|| Clash::Xattr(name.clone()), values);
+            let value = self.three(|| ClashKind::Xattr(name.clone()), values);
             merged.extend(value.map(|value| (name.clone(), value.clone())));
         }
         merged
     }
 
-    fn content(&mut self, slot: Slot) -> SysResult<Origin> {
+    fn content(&mut self, slot: Slot) -> SysResult<ContentOrigin> {
         let (base, ours, theirs) = (self.base, self.ours, self.theirs);
         if theirs.same_content(slot, base)? {
-            return Ok(Origin::Ours);
+            return Ok(ContentOrigin::Ours);
         }
         let [changed, _] = self.how.changed;
         if is_as_in((base, ours), slot, changed) || ours.same_content(slot, base)? {
-            return Ok(Origin::Theirs);
+            return Ok(ContentOrigin::Theirs);
         }
         if ours.same_content(slot, theirs)? {
-            return Ok(Origin::Ours);
+            return Ok(ContentOrigin::Ours);
         }
         let text = match ours.kind(slot) {
             Some(Kind::File) => self.text(slot)?,
@@ -246,27 +250,27 @@ impl<T: Tree> Merger<'_, '_, T> {
         if !matches!(text, Text::Clean(_))
             && let Some(answer) = self.answer(slot)?
         {
-            self.clashes.push((Clash::Content, true));
+            self.clashes.push((ClashKind::Content, true));
             return Ok(answer);
         }
-        let marks = self.how.policy == Policy::Markers;
+        let marks = self.how.policy == ConflictPolicy::Markers;
         match text {
-            Text::Clean(text) => return Ok(Origin::Text(text)),
+            Text::Clean(text) => return Ok(ContentOrigin::Text(text)),
             Text::Conflict(text) if marks => {
-                self.clashes.push((Clash::Content, true));
-                return Ok(Origin::Text(text));
+                self.clashes.push((ClashKind::Content, true));
+                return Ok(ContentOrigin::Text(text));
             }
-            Text::Conflict(_) | Text::Binary => self.clashes.push((Clash::Content, false)),
+            Text::Conflict(_) | Text::Binary => self.clashes.push((ClashKind::Content, false)),
         }
         Ok(match self.how.policy.winner() {
-            Who::Ours => Origin::Ours,
-            Who::Theirs => Origin::Theirs,
+            MergeParty::Ours => ContentOrigin::Ours,
+            MergeParty::Theirs => ContentOrigin::Theirs,
         })
     }
 
     /// Returns the given answer for the content of a file, if it was given for these three
     /// versions.
-    fn answer(&mut self, slot: Slot) -> SysResult<Option<Origin>> {
+    fn answer(&mut self, slot: Slot) -> SysResult<Option<ContentOrigin>> {
         let (Some(answers), Some(way)) = (self.how.answers, self.ours.way(slot)) else {
             return Ok(None);
         };
@@ -283,21 +287,21 @@ impl<T: Tree> Merger<'_, '_, T> {
         }
         self.answered = Some(path);
         Ok(Some(match &answer.text {
-            text if text == ours => Origin::Ours,
-            text if text == theirs => Origin::Theirs,
-            text => Origin::Text(text.clone()),
+            text if text == ours => ContentOrigin::Ours,
+            text if text == theirs => ContentOrigin::Theirs,
+            text => ContentOrigin::Text(text.clone()),
         }))
     }
 
     /// Merges lines; `Err` if the result equals one side.
-    fn text(&self, slot: Slot) -> SysResult<Result<Text, Origin>> {
+    fn text(&self, slot: Slot) -> SysResult<Result<Text, ContentOrigin>> {
         let versions = versions([self.base, self.ours, self.theirs], slot)?;
         let Some([base, ours, theirs]) = versions else {
             return Ok(Ok(Text::Binary));
         };
         Ok(match text::merge(&base, &ours, &theirs, self.how.labels) {
-            Text::Clean(text) if text == ours => Err(Origin::Ours),
-            Text::Clean(text) if text == theirs => Err(Origin::Theirs),
+            Text::Clean(text) if text == ours => Err(ContentOrigin::Ours),
+            Text::Clean(text) if text == theirs => Err(ContentOrigin::Theirs),
             text => Ok(text),
         })
     }
@@ -309,7 +313,7 @@ impl<T: Tree> Merger<'_, '_, T> {
 /// # Errors
 /// Those of reading it.
 pub(super) fn versions<T: Tree>(
-    sides: [&Side<'_, T>; 3],
+    sides: [&MergeState<'_, T>; 3],
     slot: Slot,
 ) -> SysResult<Option<[Vec<u8>; 3]>> {
     let mut texts = Vec::with_capacity(sides.len());

@@ -28,10 +28,10 @@ pub mod text;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use self::outcome::Outcome;
-use self::same::Same;
+use self::outcome::MergeOutcome;
+use self::same::InodeClasses;
 use self::scope::scope;
-use self::side::{Known, Side};
+use self::side::{MergeState, WalkContext};
 use self::text::Labels;
 use super::Tree;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -39,7 +39,7 @@ use crate::sys::SysResult;
 
 /// A side of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
+pub enum MergeParty {
     /// The side merged into.
     Ours,
     /// The side merged.
@@ -48,15 +48,15 @@ pub enum Who {
 
 /// A property that both sides changed differently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Clash {
+pub enum ClashKind {
     /// Both sides moved it, to different places.
     Moved,
     /// This side removed it; the other moved or changed it.
-    Removed(Who),
+    Removed(MergeParty),
     /// Each side has another inode at this name.
     Name,
     /// It is in a directory that this side removed.
-    Directory(Who),
+    Directory(MergeParty),
     /// Each side moved one of two directories into the other.
     Cycle,
     /// The content of a file, or the target of a symbolic link.
@@ -75,7 +75,7 @@ pub struct Conflict {
     /// The path in `ours`, else in `theirs`, else in `base`.
     pub path: Vec<u8>,
     /// The property in conflict.
-    pub clash: Clash,
+    pub clash: ClashKind,
     /// The common number of the inode.
     pub slot: Slot,
     /// The policy or an answer resolves it.
@@ -84,7 +84,7 @@ pub struct Conflict {
 
 /// The resolution of conflicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy<'h> {
+pub enum ConflictPolicy<'h> {
     /// `ours` stays; the conflict remains open.
     #[default]
     Name,
@@ -98,24 +98,24 @@ pub enum Policy<'h> {
     KeepBoth(&'h [u8]),
 }
 
-impl Policy<'_> {
+impl ConflictPolicy<'_> {
     /// Returns the side whose version stays.
-    fn winner(self) -> Who {
-        if self == Policy::Theirs {
-            Who::Theirs
+    fn winner(self) -> MergeParty {
+        if self == ConflictPolicy::Theirs {
+            MergeParty::Theirs
         } else {
-            Who::Ours
+            MergeParty::Ours
         }
     }
 
     fn settles_all(self) -> bool {
-        matches!(self, Policy::Ours | Policy::Theirs)
+        matches!(self, ConflictPolicy::Ours | ConflictPolicy::Theirs)
     }
 }
 
 /// A resolution for the content of a file in conflict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Resolution {
     /// Hashes of its content in the base, in `ours` and in `theirs`; the answer is valid for these
     /// only.
     pub of: [blake3::Hash; 3],
@@ -124,18 +124,18 @@ pub struct Answer {
 }
 
 /// Answers by path in `ours`.
-pub type Answers = BTreeMap<Vec<u8>, Answer>;
+pub type Answers = BTreeMap<Vec<u8>, Resolution>;
 
 /// Options of a merge.
 #[derive(Clone, Copy, Debug)]
-pub struct How<'h> {
+pub struct MergeOptions<'h> {
     /// The names recorded on either side since the base, and the names of the directories above
     /// them; without it everything is compared.
     pub along: Option<&'h Names>,
     /// Restricts the merge to these paths and everything below; empty: no restriction.
     pub paths: &'h [Vec<u8>],
     /// The resolution of conflicts.
-    pub policy: Policy<'h>,
+    pub policy: ConflictPolicy<'h>,
     /// Given answers for the content of files in conflict, by path in `ours`.
     pub answers: Option<&'h Answers>,
     /// The names of both sides in conflict markers.
@@ -143,7 +143,7 @@ pub struct How<'h> {
     /// The checkpoints of `ours` and `theirs` that equal the base, to query the history of names.
     pub since: [Option<CheckpointId>; 2],
     /// Inodes recorded as one by earlier merges.
-    pub same: Option<&'h Same>,
+    pub same: Option<&'h InodeClasses>,
     /// Modification times are merged; a different time alone is a change.
     pub times: bool,
     /// The inodes that `ours` and `theirs` recorded since the base, if the base is a checkpoint of
@@ -154,12 +154,12 @@ pub struct How<'h> {
     pub xattrs: Option<&'h HashSet<Slot>>,
 }
 
-impl Default for How<'_> {
+impl Default for MergeOptions<'_> {
     fn default() -> Self {
-        How {
+        MergeOptions {
             along: None,
             paths: &[],
-            policy: Policy::Name,
+            policy: ConflictPolicy::Name,
             answers: None,
             labels: Labels {
                 ours: "ours",
@@ -195,12 +195,12 @@ pub fn merge<'a, T: Tree>(
     base: &'a T,
     ours: &'a T,
     theirs: &'a T,
-    how: &How<'_>,
-) -> SysResult<Outcome<'a, T>> {
+    how: &MergeOptions<'_>,
+) -> SysResult<MergeOutcome<'a, T>> {
     merge_since(None, base, ours, theirs, how)
 }
 
-/// As [`merge`], with records ([`How::along`]) made since `origin`, where the base is a later
+/// As [`merge`], with records ([`MergeOptions::along`]) made since `origin`, where the base is a later
 /// state. A directory that `origin` lacks is compared completely, because the names of a new
 /// directory are not recorded.
 ///
@@ -211,20 +211,20 @@ pub fn merge_since<'a, T: Tree>(
     base: &'a T,
     ours: &'a T,
     theirs: &'a T,
-    how: &How<'_>,
-) -> SysResult<Outcome<'a, T>> {
+    how: &MergeOptions<'_>,
+) -> SysResult<MergeOutcome<'a, T>> {
     let origin = origin
-        .map(|origin| Side::base(origin, how.along, None))
+        .map(|origin| MergeState::base(origin, how.along, None))
         .transpose()?;
-    let mut base = Side::base(base, how.along, origin.as_ref())?;
-    let known = Known {
+    let mut base = MergeState::base(base, how.along, origin.as_ref())?;
+    let known = WalkContext {
         along: how.along,
         origin: origin.as_ref(),
         base: &base,
         same: how.same,
     };
-    let mut ours = Side::of(ours, known, None, how.since[0])?;
-    let mut theirs = Side::of(theirs, known, Some(&ours), how.since[1])?;
+    let mut ours = MergeState::of(ours, known, None, how.since[0])?;
+    let mut theirs = MergeState::of(theirs, known, Some(&ours), how.since[1])?;
     side::part_links(&mut base, &mut ours, &mut theirs);
     let scope = scope([&base, &ours, &theirs], how.paths);
     let mut merged = places::merge(&base, &ours, &theirs, how.policy, scope.as_ref())?;
@@ -234,5 +234,5 @@ pub fn merge_since<'a, T: Tree>(
     }
     merged.conflicts.sort();
     merged.conflicts.dedup();
-    Ok(Outcome::new(base, ours, theirs, merged, inodes))
+    Ok(MergeOutcome::new(base, ours, theirs, merged, inodes))
 }

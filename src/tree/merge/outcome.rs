@@ -5,26 +5,26 @@ use std::sync::Arc;
 
 use super::super::Tree;
 use super::super::pair;
-use super::super::plan::Plan;
-use super::inodes::{Inode, Origin, versions};
-use super::places::Merged;
-use super::side::Side;
+use super::super::plan::TreePlan;
+use super::inodes::{ContentOrigin, MergedInode, versions};
+use super::places::MergedPlaces;
+use super::side::MergeState;
 use super::{ANOTHER, BESIDE, Conflict};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::store::ids::{Name, Slot};
-use crate::store::layout::merges::Birth;
+use crate::store::layout::merges::InodeBirth;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, SysResult, Xattrs};
 
 /// The outcome. Its inodes have the numbers of `ours`; inodes that come from `theirs` have the
 /// numbers of `theirs`.
-pub struct Outcome<'a, T> {
-    base: Side<'a, T>,
-    ours: Side<'a, T>,
-    theirs: Side<'a, T>,
-    merged: Merged,
-    inodes: HashMap<Slot, Inode>,
+pub struct MergeOutcome<'a, T> {
+    base: MergeState<'a, T>,
+    ours: MergeState<'a, T>,
+    theirs: MergeState<'a, T>,
+    merged: MergedPlaces,
+    inodes: HashMap<Slot, MergedInode>,
     /// Directory -> the inode of each compared name.
     names: HashMap<Slot, BTreeMap<Name, Option<Slot>>>,
     /// Number in the outcome -> common number.
@@ -36,7 +36,7 @@ pub struct Outcome<'a, T> {
 
 /// The location of an inode's content.
 #[derive(Clone, Debug)]
-pub enum Source<'o> {
+pub enum MergedContent<'o> {
     /// The inode of `ours` with this trail.
     Ours(Arc<Trail>),
     /// The inode of `theirs` with this trail.
@@ -46,23 +46,23 @@ pub enum Source<'o> {
 }
 
 /// The two states of the plan: `ours`, and the outcome.
-enum State<'o, 'a, T> {
-    Ours(&'o Outcome<'a, T>),
-    Merged(&'o Outcome<'a, T>),
+enum PlanSide<'o, 'a, T> {
+    Ours(&'o MergeOutcome<'a, T>),
+    Merged(&'o MergeOutcome<'a, T>),
 }
 
-impl<'a, T: Tree> Outcome<'a, T> {
+impl<'a, T: Tree> MergeOutcome<'a, T> {
     pub(super) fn new(
-        base: Side<'a, T>,
-        ours: Side<'a, T>,
-        theirs: Side<'a, T>,
-        merged: Merged,
-        inodes: HashMap<Slot, Inode>,
-    ) -> Outcome<'a, T> {
+        base: MergeState<'a, T>,
+        ours: MergeState<'a, T>,
+        theirs: MergeState<'a, T>,
+        merged: MergedPlaces,
+        inodes: HashMap<Slot, MergedInode>,
+    ) -> MergeOutcome<'a, T> {
         let mut names: HashMap<Slot, BTreeMap<Name, Option<Slot>>> = HashMap::new();
         for place in [&base, &ours, &theirs]
             .into_iter()
-            .flat_map(Side::all_places)
+            .flat_map(MergeState::all_places)
         {
             let place = place.clone();
             names
@@ -77,7 +77,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
                 names.insert(place.name, Some(*slot));
             }
         }
-        let mut outcome = Outcome {
+        let mut outcome = MergeOutcome {
             base,
             ours,
             theirs,
@@ -119,7 +119,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
         &self.merged.conflicts
     }
 
-    /// Returns the paths whose content was taken from [`super::How::answers`].
+    /// Returns the paths whose content was taken from [`super::MergeOptions::answers`].
     pub fn answered(&self) -> &BTreeSet<Vec<u8>> {
         &self.merged.answered
     }
@@ -137,7 +137,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
     ///
     /// # Errors
     /// Those of reading both sides.
-    pub fn plan(&self) -> SysResult<Plan> {
+    pub fn plan(&self) -> SysResult<TreePlan> {
         let mut touched = Touched::default();
         for (dir, names) in &self.names {
             let dir = self.child(*dir).map_or(*dir, |child| child.slot);
@@ -152,7 +152,11 @@ impl<'a, T: Tree> Outcome<'a, T> {
             touched.nodes.insert(slot);
             touched.data.insert(slot);
         }
-        let mut plan = pair::plan(&State::Ours(self), &State::Merged(self), Some(&touched))?;
+        let mut plan = pair::plan(
+            &PlanSide::Ours(self),
+            &PlanSide::Merged(self),
+            Some(&touched),
+        )?;
         for dir in &mut plan.dirs {
             dir.live = dir.live.as_ref().map(|live| self.here(live));
         }
@@ -172,14 +176,14 @@ impl<'a, T: Tree> Outcome<'a, T> {
     }
 
     /// Returns the location of the content of an inode.
-    pub fn source(&self, node: &Arc<Trail>) -> Source<'_> {
+    pub fn source(&self, node: &Arc<Trail>) -> MergedContent<'_> {
         let number = self.number(node.slot);
         let there = self.theirs.way(number).map(Arc::clone);
         match (self.inodes.get(&number).map(|inode| &inode.content), there) {
-            (Some(Origin::Text(text)), _) => Source::Text(text),
-            (Some(Origin::Theirs), Some(there)) => Source::Theirs(there),
-            (None, Some(there)) if !self.ours.has(number) => Source::Theirs(there),
-            _ => Source::Ours(self.home(node).1),
+            (Some(ContentOrigin::Text(text)), _) => MergedContent::Text(text),
+            (Some(ContentOrigin::Theirs), Some(there)) => MergedContent::Theirs(there),
+            (None, Some(there)) if !self.ours.has(number) => MergedContent::Theirs(there),
+            _ => MergedContent::Ours(self.home(node).1),
         }
     }
 
@@ -188,7 +192,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
     ///
     /// # Errors
     /// Those of reading them.
-    pub fn stands_for(&self, slot: Slot) -> SysResult<Vec<Birth>> {
+    pub fn stands_for(&self, slot: Slot) -> SysResult<Vec<InodeBirth>> {
         let number = self.number(slot);
         let mut births = Vec::new();
         if number.0 & BESIDE != 0 {
@@ -219,7 +223,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
     }
 
     /// Returns the side of an inode, and its trail there.
-    fn home(&self, node: &Arc<Trail>) -> (&Side<'a, T>, Arc<Trail>) {
+    fn home(&self, node: &Arc<Trail>) -> (&MergeState<'a, T>, Arc<Trail>) {
         let number = self.number(node.slot);
         for side in [&self.ours, &self.theirs] {
             if let Some(way) = side.way(number) {
@@ -230,11 +234,11 @@ impl<'a, T: Tree> Outcome<'a, T> {
     }
 }
 
-impl<T: Tree> Tree for Outcome<'_, T> {
+impl<T: Tree> Tree for MergeOutcome<'_, T> {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let known = self.names.get(&self.number(dir.slot));
         match known.and_then(|names| names.get(name)) {
-            Some(there) => Ok(there.and_then(|number| Outcome::child(self, number))),
+            Some(there) => Ok(there.and_then(|number| MergeOutcome::child(self, number))),
             None => {
                 let (side, way) = self.home(dir);
                 side.tree.child(&way, name)
@@ -247,7 +251,7 @@ impl<T: Tree> Tree for Outcome<'_, T> {
         let mut names: BTreeMap<Name, Child> = side.tree.list(&way)?.into_iter().collect();
         for (name, there) in self.names.get(&self.number(dir.slot)).into_iter().flatten() {
             names.remove(name);
-            if let Some(child) = there.and_then(|number| Outcome::child(self, number)) {
+            if let Some(child) = there.and_then(|number| MergeOutcome::child(self, number)) {
                 names.insert(name.clone(), child);
             }
         }
@@ -276,14 +280,14 @@ impl<T: Tree> Tree for Outcome<'_, T> {
             attr.stat.mode = inode.mode;
             (attr.stat.uid, attr.stat.gid) = (inode.uid, inode.gid);
             attr.stat.mtime = inode.mtime.unwrap_or(attr.stat.mtime);
-            if inode.content == Origin::Theirs
+            if inode.content == ContentOrigin::Theirs
                 && let Some(there) = self.theirs.way(number)
             {
                 let theirs = self.theirs.tree.attr(there)?;
                 attr.target = theirs.target;
                 attr.stat.size = theirs.stat.size;
             }
-            if let Origin::Text(text) = &inode.content {
+            if let ContentOrigin::Text(text) = &inode.content {
                 attr.stat.size = text.len() as u64;
             }
         }
@@ -311,49 +315,49 @@ impl<T: Tree> Tree for Outcome<'_, T> {
 
     fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
         match self.source(file) {
-            Source::Text(text) => Ok(Some(text.to_vec())),
-            Source::Theirs(way) => self.theirs.tree.read(&way, most),
-            Source::Ours(way) => self.ours.tree.read(&way, most),
+            MergedContent::Text(text) => Ok(Some(text.to_vec())),
+            MergedContent::Theirs(way) => self.theirs.tree.read(&way, most),
+            MergedContent::Ours(way) => self.ours.tree.read(&way, most),
         }
     }
 }
 
-impl<T: Tree> Tree for State<'_, '_, T> {
+impl<T: Tree> Tree for PlanSide<'_, '_, T> {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         match self {
-            State::Ours(outcome) => outcome.ours.tree.child(dir, name),
-            State::Merged(outcome) => Tree::child(*outcome, dir, name),
+            PlanSide::Ours(outcome) => outcome.ours.tree.child(dir, name),
+            PlanSide::Merged(outcome) => Tree::child(*outcome, dir, name),
         }
     }
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         match self {
-            State::Ours(outcome) => outcome.ours.tree.list(dir),
-            State::Merged(outcome) => outcome.list(dir),
+            PlanSide::Ours(outcome) => outcome.ours.tree.list(dir),
+            PlanSide::Merged(outcome) => outcome.list(dir),
         }
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         match self {
-            State::Ours(outcome) => outcome.ours.tree.attr(node),
-            State::Merged(outcome) => outcome.attr(node),
+            PlanSide::Ours(outcome) => outcome.ours.tree.attr(node),
+            PlanSide::Merged(outcome) => outcome.attr(node),
         }
     }
 
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
         match self {
-            State::Ours(outcome) => outcome.ours.tree.xattrs(node),
-            State::Merged(outcome) => outcome.xattrs(node),
+            PlanSide::Ours(outcome) => outcome.ours.tree.xattrs(node),
+            PlanSide::Merged(outcome) => outcome.xattrs(node),
         }
     }
 
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
         match (self, other) {
-            (State::Ours(one), State::Merged(_)) => match one.source(there) {
-                Source::Ours(way) => Ok(way.slot == file.slot),
-                Source::Text(_) => Ok(false),
+            (PlanSide::Ours(one), PlanSide::Merged(_)) => match one.source(there) {
+                MergedContent::Ours(way) => Ok(way.slot == file.slot),
+                MergedContent::Text(_) => Ok(false),
                 // It is taken from `theirs` because a comparison found a difference.
-                Source::Theirs(_) => Ok(false),
+                MergedContent::Theirs(_) => Ok(false),
             },
             _ => Err(Errno::EOPNOTSUPP),
         }
@@ -361,8 +365,8 @@ impl<T: Tree> Tree for State<'_, '_, T> {
 
     fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
         match self {
-            State::Ours(outcome) => outcome.ours.tree.read(file, most),
-            State::Merged(outcome) => outcome.read(file, most),
+            PlanSide::Ours(outcome) => outcome.ours.tree.read(file, most),
+            PlanSide::Merged(outcome) => outcome.read(file, most),
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Tree;
-use super::side::Side;
-use super::{BESIDE, Clash, Conflict, Policy, Who};
+use super::side::MergeState;
+use super::{BESIDE, ClashKind, Conflict, ConflictPolicy, MergeParty};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
@@ -13,7 +13,7 @@ use crate::sys::{Kind, SysResult};
 
 /// The merged places of all compared inodes.
 #[derive(Default)]
-pub struct Merged {
+pub struct MergedPlaces {
     /// Common number -> merged places; empty: the inode is removed or not added.
     pub(super) places: HashMap<Slot, BTreeSet<Place>>,
     pub(super) conflicts: Vec<Conflict>,
@@ -28,12 +28,12 @@ const NAME_MAX: usize = 255;
 /// Attempts to find a free name for an added inode.
 const TRIES: u32 = 100;
 
-struct Merging<'m, 'a, T> {
-    base: &'m Side<'a, T>,
-    ours: &'m Side<'a, T>,
-    theirs: &'m Side<'a, T>,
-    policy: Policy<'m>,
-    merged: Merged,
+struct PlaceMerger<'m, 'a, T> {
+    base: &'m MergeState<'a, T>,
+    ours: &'m MergeState<'a, T>,
+    theirs: &'m MergeState<'a, T>,
+    policy: ConflictPolicy<'m>,
+    merged: MergedPlaces,
     /// Inodes that keep the places of the winning side, whatever else changes.
     fixed: HashSet<Slot>,
 }
@@ -44,18 +44,18 @@ struct Merging<'m, 'a, T> {
 /// # Errors
 /// Those of comparing inodes that one side removed.
 pub(super) fn merge<T: Tree>(
-    base: &Side<'_, T>,
-    ours: &Side<'_, T>,
-    theirs: &Side<'_, T>,
-    policy: Policy<'_>,
+    base: &MergeState<'_, T>,
+    ours: &MergeState<'_, T>,
+    theirs: &MergeState<'_, T>,
+    policy: ConflictPolicy<'_>,
     scope: Option<&HashSet<Slot>>,
-) -> SysResult<Merged> {
-    let mut merging = Merging {
+) -> SysResult<MergedPlaces> {
+    let mut merging = PlaceMerger {
         base,
         ours,
         theirs,
         policy,
-        merged: Merged::default(),
+        merged: MergedPlaces::default(),
         fixed: HashSet::new(),
     };
     let all: BTreeSet<Slot> = [base, ours, theirs]
@@ -82,16 +82,16 @@ pub(super) fn merge<T: Tree>(
 /// # Errors
 /// Those of finding a free name.
 pub(super) fn comes_beside<T: Tree>(
-    [base, ours, theirs]: [&Side<'_, T>; 3],
-    policy: Policy<'_>,
+    [base, ours, theirs]: [&MergeState<'_, T>; 3],
+    policy: ConflictPolicy<'_>,
     slot: Slot,
-    merged: &mut Merged,
+    merged: &mut MergedPlaces,
 ) -> SysResult<bool> {
     let place = merged.places.get(&slot).and_then(BTreeSet::first).cloned();
     let Some(place) = place.filter(|_| ours.kind(slot) != Some(Kind::Dir)) else {
         return Ok(false);
     };
-    let mut merging = Merging {
+    let mut merging = PlaceMerger {
         base,
         ours,
         theirs,
@@ -107,16 +107,16 @@ pub(super) fn comes_beside<T: Tree>(
     Ok(free?.is_some())
 }
 
-impl<T: Tree> Merging<'_, '_, T> {
+impl<T: Tree> PlaceMerger<'_, '_, T> {
     /// Returns the side whose version stays.
-    fn winner(&self) -> &Side<'_, T> {
+    fn winner(&self) -> &MergeState<'_, T> {
         match self.policy.winner() {
-            Who::Ours => self.ours,
-            Who::Theirs => self.theirs,
+            MergeParty::Ours => self.ours,
+            MergeParty::Theirs => self.theirs,
         }
     }
 
-    fn conflict(&mut self, slot: Slot, clash: Clash, settled: bool) {
+    fn conflict(&mut self, slot: Slot, clash: ClashKind, settled: bool) {
         let slot = Slot(slot.0 & !BESIDE);
         let way = [self.ours, self.theirs, self.base]
             .iter()
@@ -130,7 +130,7 @@ impl<T: Tree> Merging<'_, '_, T> {
     }
 
     /// Pins an inode to the winner's places. Reports whether this changed anything.
-    fn fix(&mut self, slot: Slot, clash: Clash, settled: bool) -> bool {
+    fn fix(&mut self, slot: Slot, clash: ClashKind, settled: bool) -> bool {
         let places = self.winner().places_of(slot);
         let moved = self.merged.places.insert(slot, places.clone()) != Some(places);
         let fixed = self.fixed.insert(slot);
@@ -140,24 +140,24 @@ impl<T: Tree> Merging<'_, '_, T> {
         fixed || moved
     }
 
-    /// As [`Merging::fix`], during the merge of places; returns the places.
-    fn stays(&mut self, slot: Slot, clash: Clash, settled: bool) -> BTreeSet<Place> {
+    /// As [`PlaceMerger::fix`], during the merge of places; returns the places.
+    fn stays(&mut self, slot: Slot, clash: ClashKind, settled: bool) -> BTreeSet<Place> {
         self.fix(slot, clash, settled);
         self.winner().places_of(slot)
     }
 
     fn keeps_both(&self) -> bool {
-        matches!(self.policy, Policy::KeepBoth(_))
+        matches!(self.policy, ConflictPolicy::KeepBoth(_))
     }
 
     /// Merges an inode that one side removed and the other moved or changed; it stays if both are
     /// to be kept.
-    fn removed(&mut self, slot: Slot, by: Who) -> BTreeSet<Place> {
-        if by == Who::Ours && self.keeps_both() {
-            self.conflict(slot, Clash::Removed(by), true);
+    fn removed(&mut self, slot: Slot, by: MergeParty) -> BTreeSet<Place> {
+        if by == MergeParty::Ours && self.keeps_both() {
+            self.conflict(slot, ClashKind::Removed(by), true);
             return self.theirs.places_of(slot);
         }
-        self.stays(slot, Clash::Removed(by), self.keeps_both())
+        self.stays(slot, ClashKind::Removed(by), self.keeps_both())
     }
 
     /// Merges an inode that both sides moved; if both are to be kept, a file gets both places.
@@ -167,7 +167,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         if beside {
             self.put_beside(slot, there);
         }
-        self.stays(slot, Clash::Moved, beside)
+        self.stays(slot, ClashKind::Moved, beside)
     }
 
     fn put_beside(&mut self, slot: Slot, places: BTreeSet<Place>) {
@@ -183,13 +183,13 @@ impl<T: Tree> Merging<'_, '_, T> {
         if removed(&theirs) && !removed(&ours) {
             // Removing a file applies only to the content it had then.
             if ours != base || !self.ours.same_inode(slot, self.base)? {
-                return Ok(self.removed(slot, Who::Theirs));
+                return Ok(self.removed(slot, MergeParty::Theirs));
             }
         } else if removed(&ours)
             && !removed(&theirs)
             && (theirs != base || !self.theirs.same_inode(slot, self.base)?)
         {
-            return Ok(self.removed(slot, Who::Ours));
+            return Ok(self.removed(slot, MergeParty::Ours));
         }
         if theirs == base || ours == theirs {
             return Ok(ours);
@@ -253,11 +253,11 @@ impl<T: Tree> Merging<'_, '_, T> {
                         places.remove(&place);
                         places.insert(free);
                         if slot.0 & BESIDE == 0 {
-                            self.conflict(*slot, Clash::Name, true);
+                            self.conflict(*slot, ClashKind::Name, true);
                         }
                         true
                     }
-                    _ => self.fix(*slot, Clash::Name, false),
+                    _ => self.fix(*slot, ClashKind::Name, false),
                 };
             }
         }
@@ -266,7 +266,7 @@ impl<T: Tree> Merging<'_, '_, T> {
 
     /// Returns a free place next to another, if both versions are to be kept.
     fn free_beside(&self, place: &Place) -> SysResult<Option<Place>> {
-        let Policy::KeepBoth(suffix) = self.policy else {
+        let ConflictPolicy::KeepBoth(suffix) = self.policy else {
             return Ok(None);
         };
         let taken: HashSet<&Place> = self.merged.places.values().flatten().collect();
@@ -282,7 +282,7 @@ impl<T: Tree> Merging<'_, '_, T> {
                 parent: place.parent,
                 name: Name::new(&name),
             };
-            let is_there = |side: &Side<'_, T>, dir: &Arc<Trail>| -> SysResult<bool> {
+            let is_there = |side: &MergeState<'_, T>, dir: &Arc<Trail>| -> SysResult<bool> {
                 Ok(side.tree.child(dir, &free.name)?.is_some())
             };
             let sides = [self.ours, self.theirs];
@@ -346,24 +346,24 @@ impl<T: Tree> Merging<'_, '_, T> {
             .filter(|(_, place)| !self.is_there(place.parent))
             .collect();
         let (winner, other) = match self.policy.winner() {
-            Who::Ours => (Who::Ours, Who::Theirs),
-            Who::Theirs => (Who::Theirs, Who::Ours),
+            MergeParty::Ours => (MergeParty::Ours, MergeParty::Theirs),
+            MergeParty::Theirs => (MergeParty::Theirs, MergeParty::Ours),
         };
         let mut any = false;
         for (slot, place) in missing {
             let there = self.winner();
             any |= if there.places_of(slot).contains(&place) && there.has(place.parent) {
-                self.fix(place.parent, Clash::Directory(other), self.keeps_both())
+                self.fix(place.parent, ClashKind::Directory(other), self.keeps_both())
             } else if self.keeps_both()
                 && self.theirs.has(place.parent)
                 && !self.fixed.contains(&place.parent)
             {
                 let places = self.theirs.places_of(place.parent);
                 self.merged.places.insert(place.parent, places);
-                self.conflict(slot, Clash::Directory(winner), true);
+                self.conflict(slot, ClashKind::Directory(winner), true);
                 true
             } else {
-                self.fix(slot, Clash::Directory(winner), false)
+                self.fix(slot, ClashKind::Directory(winner), false)
             };
         }
         any
@@ -394,7 +394,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         }
         let mut any = false;
         for slot in in_cycles {
-            any |= self.fix(slot, Clash::Cycle, false);
+            any |= self.fix(slot, ClashKind::Cycle, false);
         }
         any
     }

@@ -3,21 +3,21 @@
 use std::collections::HashMap;
 
 use crate::store::ids::Slot;
-use crate::store::layout::merges::Birth;
+use crate::store::layout::merges::InodeBirth;
 
 /// Equivalence classes of inodes: the inode that a merge created from another is the same inode, in
 /// both trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Same {
-    classes: Vec<Vec<Birth>>,
+pub struct InodeClasses {
+    classes: Vec<Vec<InodeBirth>>,
     /// Number -> the inodes that have or had it, with the class of each.
-    of: HashMap<Slot, Vec<(Birth, usize)>>,
+    of: HashMap<Slot, Vec<(InodeBirth, usize)>>,
 }
 
-impl Same {
+impl InodeClasses {
     /// Builds the classes from pairs.
-    pub fn new(pairs: impl IntoIterator<Item = [Birth; 2]>) -> Same {
-        let mut same = Same::default();
+    pub fn new(pairs: impl IntoIterator<Item = [InodeBirth; 2]>) -> InodeClasses {
+        let mut same = InodeClasses::default();
         for [one, other] in pairs {
             let (kept, gone) = (same.class(one), same.class(other));
             if kept == gone {
@@ -41,7 +41,7 @@ impl Same {
         same
     }
 
-    fn class(&mut self, birth: Birth) -> usize {
+    fn class(&mut self, birth: InodeBirth) -> usize {
         let known = self.of.entry(birth.0).or_default();
         if let Some((_, class)) = known.iter().find(|(known, _)| *known == birth) {
             return *class;
@@ -53,13 +53,13 @@ impl Same {
     }
 
     /// Returns the class of every inode that has or had this number.
-    pub fn of_number(&self, slot: Slot) -> impl Iterator<Item = &[Birth]> {
+    pub fn of_number(&self, slot: Slot) -> impl Iterator<Item = &[InodeBirth]> {
         let known = self.of.get(&slot).into_iter().flatten();
         known.filter_map(|(_, class)| self.classes.get(*class).map(Vec::as_slice))
     }
 
     /// Returns the class of this inode, including itself; empty if it is in no pair.
-    pub fn of(&self, birth: Birth) -> &[Birth] {
+    pub fn of(&self, birth: InodeBirth) -> &[InodeBirth] {
         let known = self.of.get(&birth.0).into_iter().flatten();
         let class = known
             .filter(|(known, _)| *known == birth)
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn what_is_one_with_another_is_one_with_all_that_are_one_with_it() {
         let birth = |slot, sec| (Slot(slot), Some(Time { sec, nsec: 0 }));
-        let same = Same::new([
+        let same = InodeClasses::new([
             [birth(1, 0), birth(2, 0)],
             [birth(3, 0), birth(4, 0)],
             // The number 1 was reused.

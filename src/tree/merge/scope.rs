@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::super::Tree;
-use super::side::Side;
+use super::side::MergeState;
 use crate::store::ids::Slot;
 use crate::store::record::Place;
 
@@ -14,7 +14,10 @@ fn is_at_or_below(path: &[u8], top: &[u8]) -> bool {
 
 /// Returns the common numbers of inodes at or below the paths in any of the three states, and of
 /// the directories of `theirs` that they need; `None`: everything.
-pub(super) fn scope<T: Tree>(sides: [&Side<'_, T>; 3], paths: &[Vec<u8>]) -> Option<HashSet<Slot>> {
+pub(super) fn scope<T: Tree>(
+    sides: [&MergeState<'_, T>; 3],
+    paths: &[Vec<u8>],
+) -> Option<HashSet<Slot>> {
     if paths.is_empty() {
         return None;
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::{Tree, has_attrs};
-use super::same::Same;
+use super::same::InodeClasses;
 use super::{AGAIN, ANOTHER, Names};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -23,7 +23,7 @@ type Step = (Slot, Name, Child, Arc<Trail>);
 /// editor writes a new file and renames it, or when a merge or its undo recreates a file. It also
 /// applies if the old file had been renamed to that name before, as far as history shows. A
 /// directory that both sides created at one place has one number.
-pub struct Side<'a, T> {
+pub struct MergeState<'a, T> {
     pub(super) tree: &'a T,
     /// Common number -> the places of the inode.
     pub(super) places: HashMap<Slot, BTreeSet<Place>>,
@@ -37,21 +37,21 @@ pub struct Side<'a, T> {
 }
 
 /// The context of a side's walk.
-pub(super) struct Known<'k, 'a, T> {
+pub(super) struct WalkContext<'k, 'a, T> {
     pub(super) along: Option<&'k Names>,
     /// The state since which names were recorded, if the base is a later one.
-    pub(super) origin: Option<&'k Side<'a, T>>,
-    pub(super) base: &'k Side<'a, T>,
-    pub(super) same: Option<&'k Same>,
+    pub(super) origin: Option<&'k MergeState<'a, T>>,
+    pub(super) base: &'k MergeState<'a, T>,
+    pub(super) same: Option<&'k InodeClasses>,
 }
 
-impl<T> Clone for Known<'_, '_, T> {
+impl<T> Clone for WalkContext<'_, '_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Known<'_, '_, T> {}
+impl<T> Copy for WalkContext<'_, '_, T> {}
 
 /// Walks a state along some names, parents before children. A new directory is listed completely,
 /// because its names are not recorded.
@@ -87,13 +87,13 @@ fn walk<T: Tree>(
     Ok(steps)
 }
 
-impl<'a, T: Tree> Side<'a, T> {
-    fn empty(tree: &'a T) -> Side<'a, T> {
+impl<'a, T: Tree> MergeState<'a, T> {
+    fn empty(tree: &'a T) -> MergeState<'a, T> {
         let root = Child {
             slot: Slot::ROOT,
             kind: Kind::Dir,
         };
-        Side {
+        MergeState {
             tree,
             places: HashMap::new(),
             met: HashMap::from([(Slot::ROOT, (root, Trail::root()))]),
@@ -110,9 +110,9 @@ impl<'a, T: Tree> Side<'a, T> {
     pub(super) fn base(
         tree: &'a T,
         along: Option<&Names>,
-        origin: Option<&Side<'_, T>>,
-    ) -> SysResult<Side<'a, T>> {
-        let mut side = Side::empty(tree);
+        origin: Option<&MergeState<'_, T>>,
+    ) -> SysResult<MergeState<'a, T>> {
+        let mut side = MergeState::empty(tree);
         let is_new = |child: Child, way: &Arc<Trail>| match origin {
             Some(origin) => Ok(!origin.holds(child.slot, tree, (child, way))?),
             None => Ok(false),
@@ -146,7 +146,7 @@ impl<'a, T: Tree> Side<'a, T> {
         &self,
         (tree, since): (&T, CheckpointId),
         (dir, name, child, _): &Step,
-        (here, same): (&HashSet<Slot>, Option<&Same>),
+        (here, same): (&HashSet<Slot>, Option<&InodeClasses>),
     ) -> SysResult<Option<Slot>> {
         if child.kind == Kind::Dir {
             return Ok(None);
@@ -171,7 +171,7 @@ impl<'a, T: Tree> Side<'a, T> {
         &self,
         tree: &T,
         (child, way): (Child, &Arc<Trail>),
-        same: Option<&Same>,
+        same: Option<&InodeClasses>,
     ) -> SysResult<Option<Slot>> {
         if self.holds(child.slot, tree, (child, way))? {
             return Ok(Some(child.slot));
@@ -194,14 +194,14 @@ impl<'a, T: Tree> Side<'a, T> {
     /// Walks `ours` or `theirs`; `other` is the side walked before.
     ///
     /// # Errors
-    /// As [`Side::base`].
+    /// As [`MergeState::base`].
     pub(super) fn of(
         tree: &'a T,
-        known: Known<'_, '_, T>,
-        other: Option<&Side<'_, T>>,
+        known: WalkContext<'_, '_, T>,
+        other: Option<&MergeState<'_, T>>,
         since: Option<CheckpointId>,
-    ) -> SysResult<Side<'a, T>> {
-        let mut side = Side::empty(tree);
+    ) -> SysResult<MergeState<'a, T>> {
+        let mut side = MergeState::empty(tree);
         let base = known.base;
         let is_new = |child: Child, way: &Arc<Trail>| {
             let before = known.origin.unwrap_or(base);
@@ -251,11 +251,11 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(side)
     }
 
-    /// Returns the common number of the inode that a new one replaces; see [`Side`].
+    /// Returns the common number of the inode that a new one replaces; see [`MergeState`].
     fn stands_for(
         &self,
-        known: Known<'_, '_, T>,
-        other: Option<&Side<'_, T>>,
+        known: WalkContext<'_, '_, T>,
+        other: Option<&MergeState<'_, T>>,
         step: &Step,
         (here, since): (&HashSet<Slot>, Option<CheckpointId>),
     ) -> SysResult<Option<Slot>> {
@@ -284,8 +284,8 @@ impl<'a, T: Tree> Side<'a, T> {
     /// Returns an unused common number for a new inode.
     fn new_number(
         &self,
-        base: &Side<'_, T>,
-        other: Option<&Side<'_, T>>,
+        base: &MergeState<'_, T>,
+        other: Option<&MergeState<'_, T>>,
         (child, way): (Child, &Arc<Trail>),
     ) -> SysResult<Slot> {
         let mut number = child.slot;
@@ -405,7 +405,7 @@ impl<'a, T: Tree> Side<'a, T> {
     ///
     /// # Errors
     /// Those of reading both.
-    pub(super) fn same_content(&self, number: Slot, other: &Side<'_, T>) -> SysResult<bool> {
+    pub(super) fn same_content(&self, number: Slot, other: &MergeState<'_, T>) -> SysResult<bool> {
         let (Some((child, here)), Some(there)) = (self.met.get(&number), other.way(number)) else {
             return Ok(false);
         };
@@ -420,7 +420,7 @@ impl<'a, T: Tree> Side<'a, T> {
     ///
     /// # Errors
     /// Those of reading both.
-    pub(super) fn same_inode(&self, number: Slot, other: &Side<'_, T>) -> SysResult<bool> {
+    pub(super) fn same_inode(&self, number: Slot, other: &MergeState<'_, T>) -> SysResult<bool> {
         let (Some(here), Some(there)) = (self.way(number), other.way(number)) else {
             return Ok(false);
         };
@@ -442,9 +442,9 @@ type Pair = [Slot; 2];
 /// one side are parted in the outcome. A name that a side removed, moved, or gave to an inode of
 /// the base parts nothing.
 pub(super) fn part_links<T: Tree>(
-    base: &mut Side<'_, T>,
-    ours: &mut Side<'_, T>,
-    theirs: &mut Side<'_, T>,
+    base: &mut MergeState<'_, T>,
+    ours: &mut MergeState<'_, T>,
+    theirs: &mut MergeState<'_, T>,
 ) {
     let linked = base.places.iter().filter(|(_, places)| places.len() > 1);
     let linked: Vec<(Slot, BTreeSet<Place>)> = linked
@@ -477,8 +477,8 @@ pub(super) fn part_links<T: Tree>(
 
 /// Returns the inode that a name of a base file leads to: the file itself, or a new file.
 fn leads_to<T: Tree>(
-    base: &Side<'_, T>,
-    side: &Side<'_, T>,
+    base: &MergeState<'_, T>,
+    side: &MergeState<'_, T>,
     file: Slot,
     place: &Place,
 ) -> Option<Slot> {

@@ -9,18 +9,18 @@ use proptest::prelude::*;
 
 use super::super::Tree;
 use super::super::apply::apply;
-use super::super::memory::{Becoming, Memory, Node};
+use super::super::memory::{MemorySink, MemoryTree, Node};
 use super::super::tests::{Op, op, tree};
-use super::outcome::Outcome;
-use super::{Clash, How, Policy, Who, merge};
+use super::outcome::MergeOutcome;
+use super::{ClashKind, ConflictPolicy, MergeOptions, MergeParty, merge};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{Errno, Kind};
 
 /// Copies the whole outcome to a tree in memory.
-fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
-    let mut tree = Memory::new();
+fn whole(outcome: &MergeOutcome<'_, MemoryTree>) -> MemoryTree {
+    let mut tree = MemoryTree::new();
     let mut open = vec![Trail::root()];
     while let Some(dir) = open.pop() {
         let names = outcome.list(&dir).expect("listed");
@@ -46,26 +46,30 @@ fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
 
 /// Merges, and checks that the plan turns `ours` into the outcome.
 #[track_caller]
-fn merged(base: &Memory, ours: &Memory, theirs: &Memory) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
-    merged_by(Policy::Name, base, ours, theirs)
+fn merged(
+    base: &MemoryTree,
+    ours: &MemoryTree,
+    theirs: &MemoryTree,
+) -> (MemoryTree, Vec<(Vec<u8>, ClashKind, Slot)>) {
+    merged_by(ConflictPolicy::Name, base, ours, theirs)
 }
 
 /// As [`merged`], with a policy; returns the conflicts that it does not settle.
 #[track_caller]
 fn merged_by(
-    policy: Policy<'_>,
-    base: &Memory,
-    ours: &Memory,
-    theirs: &Memory,
-) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
-    let how = How {
+    policy: ConflictPolicy<'_>,
+    base: &MemoryTree,
+    ours: &MemoryTree,
+    theirs: &MemoryTree,
+) -> (MemoryTree, Vec<(Vec<u8>, ClashKind, Slot)>) {
+    let how = MergeOptions {
         policy,
-        ..How::default()
+        ..MergeOptions::default()
     };
     let outcome = merge(base, ours, theirs, &how).expect("a merge");
     let wanted = whole(&outcome);
     let plan = outcome.plan().expect("a plan");
-    let mut becoming = Becoming::new(ours.clone(), &wanted, true);
+    let mut becoming = MemorySink::new(ours.clone(), &wanted, true);
     apply(&plan, &mut becoming).expect("carried out");
     assert_eq!(becoming.tree.shown(), wanted.shown(), "{plan:?}");
     for place in wanted.places() {
@@ -86,8 +90,8 @@ fn merged_by(
 }
 
 /// Applies operations to a base on both sides; inodes created on them have different numbers.
-fn sides(before: &[Op], ours: &[Op], theirs: &[Op]) -> [Memory; 3] {
-    let base = Memory::new().after(before);
+fn sides(before: &[Op], ours: &[Op], theirs: &[Op]) -> [MemoryTree; 3] {
+    let base = MemoryTree::new().after(before);
     let mut other = base.clone();
     other.last += 1000;
     [base.clone(), base.after(ours), other.after(theirs)]
@@ -123,19 +127,19 @@ proptest! {
         if conflicts.is_empty() {
             prop_assert_eq!(tree.shown(), other.shown());
         }
-        let (by_ours, left) = merged_by(Policy::Ours, &base, &ours, &theirs);
+        let (by_ours, left) = merged_by(ConflictPolicy::Ours, &base, &ours, &theirs);
         prop_assert_eq!((by_ours.shown(), left.len()), (tree.shown(), 0));
         // Taking theirs equals taking ours with the sides exchanged.
-        let (by_theirs, left) = merged_by(Policy::Theirs, &base, &ours, &theirs);
+        let (by_theirs, left) = merged_by(ConflictPolicy::Theirs, &base, &ours, &theirs);
         prop_assert_eq!((by_theirs.shown(), left.len()), (other.shown(), 0));
         // With both versions kept, only conflicts about directories remain.
-        let (both, left) = merged_by(Policy::KeepBoth(b"there"), &base, &ours, &theirs);
+        let (both, left) = merged_by(ConflictPolicy::KeepBoth(b"there"), &base, &ours, &theirs);
         if conflicts.is_empty() {
             prop_assert_eq!(both.shown(), tree.shown());
         }
         for (_, clash, slot) in left {
             let file = matches!(ours.nodes.get(&slot), Some(Node::File(..)));
-            prop_assert!(!file || matches!(clash, Clash::Name | Clash::Directory(_)), "{:?} of {:?}", clash, slot);
+            prop_assert!(!file || matches!(clash, ClashKind::Name | ClashKind::Directory(_)), "{:?} of {:?}", clash, slot);
         }
         // An independent oracle for inodes in all three states, identified by number.
         for (slot, node) in &base.nodes {
@@ -158,7 +162,7 @@ proptest! {
         }
         // Every inode that a side created exists, unless it or a directory above it is in conflict.
         if conflicts.is_empty() {
-            let made = |side: &Memory| side.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
+            let made = |side: &MemoryTree| side.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
             let there = tree.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
             prop_assert!(there <= made(&ours) + made(&theirs));
         }
@@ -167,8 +171,8 @@ proptest! {
 
 /// Reports whether each name of a file, in the base or on a side, was removed or redirected by a
 /// side, and neither side removed all of them.
-fn no_name_stays(slot: Slot, all: [&Memory; 3]) -> bool {
-    let leads = |tree: &Memory, place: &Place| tree.links(slot).contains(place);
+fn no_name_stays(slot: Slot, all: [&MemoryTree; 3]) -> bool {
+    let leads = |tree: &MemoryTree, place: &Place| tree.links(slot).contains(place);
     let [base, ours, theirs] = all;
     let mut places = all.iter().flat_map(|tree| tree.links(slot));
     places.all(|place| {
@@ -187,11 +191,11 @@ fn at(dir: Slot, name: &str) -> Place {
     }
 }
 
-fn base() -> (Memory, HashMap<String, Slot>) {
+fn base() -> (MemoryTree, HashMap<String, Slot>) {
     tree(&[("d", true), ("d/f", false), ("g", false), ("e", true)])
 }
 
-impl Memory {
+impl MemoryTree {
     fn moved(&mut self, from: &Place, to: &Place) {
         let slot = self
             .names_mut(from.parent)
@@ -233,9 +237,9 @@ fn a_file_goes_if_each_side_takes_one_of_its_names() {
 /// One row of the conflict table: the changes of both sides, and the outcome.
 #[track_caller]
 fn clash(
-    ours: impl Fn(&mut Memory, &HashMap<String, Slot>),
-    theirs: impl Fn(&mut Memory, &HashMap<String, Slot>),
-    clashes: &[(&str, Clash)],
+    ours: impl Fn(&mut MemoryTree, &HashMap<String, Slot>),
+    theirs: impl Fn(&mut MemoryTree, &HashMap<String, Slot>),
+    clashes: &[(&str, ClashKind)],
     paths: &[&str],
 ) {
     let (base, slots) = base();
@@ -244,7 +248,7 @@ fn clash(
     ours(&mut here, &slots);
     theirs(&mut there, &slots);
     let (tree, conflicts) = merged(&base, &here, &there);
-    let conflicts: Vec<(&str, Clash)> = conflicts
+    let conflicts: Vec<(&str, ClashKind)> = conflicts
         .iter()
         .map(|(path, clash, _)| (std::str::from_utf8(path).expect("a path"), clash.clone()))
         .collect();
@@ -274,7 +278,7 @@ fn a_rename_here_and_an_edit_there_compose() {
 
 #[test]
 fn a_file_that_was_written_anew_and_renamed_into_place_is_what_it_was() {
-    let replaced = |tree: &mut Memory, slots: &HashMap<String, Slot>| {
+    let replaced = |tree: &mut MemoryTree, slots: &HashMap<String, Slot>| {
         tree.remove_tree(&at(slots["d"], "f"));
         tree.add(&at(slots["d"], "f"), Node::File(0o644, 9));
     };
@@ -287,7 +291,7 @@ fn a_file_that_was_written_anew_and_renamed_into_place_is_what_it_was() {
     clash(
         replaced,
         |tree, slots| tree.written(slots["d/f"], 8),
-        &[("d/f", Clash::Content)],
+        &[("d/f", ClashKind::Content)],
         &["/", "/d/", "/d/f=9", "/e/", "/g=3"],
     );
 }
@@ -297,13 +301,13 @@ fn what_one_removed_and_the_other_changed_stays_as_ours_has_it() {
     clash(
         |tree, slots| tree.written(slots["g"], 9),
         |tree, _| tree.remove_tree(&at(ROOT, "g")),
-        &[("g", Clash::Removed(Who::Theirs))],
+        &[("g", ClashKind::Removed(MergeParty::Theirs))],
         &["/", "/d/", "/d/f=2", "/e/", "/g=9"],
     );
     clash(
         |tree, _| tree.remove_tree(&at(ROOT, "g")),
         |tree, slots| tree.written(slots["g"], 9),
-        &[("g", Clash::Removed(Who::Ours))],
+        &[("g", ClashKind::Removed(MergeParty::Ours))],
         &["/", "/d/", "/d/f=2", "/e/"],
     );
 }
@@ -313,18 +317,18 @@ fn two_names_for_one_file_clash_and_so_do_two_files_at_one_name() {
     clash(
         |tree, _| tree.moved(&at(ROOT, "g"), &at(ROOT, "here")),
         |tree, _| tree.moved(&at(ROOT, "g"), &at(ROOT, "there")),
-        &[("here", Clash::Moved)],
+        &[("here", ClashKind::Moved)],
         &["/", "/d/", "/d/f=2", "/e/", "/here=3"],
     );
     let made = |content| {
-        move |tree: &mut Memory, _: &HashMap<String, Slot>| {
+        move |tree: &mut MemoryTree, _: &HashMap<String, Slot>| {
             tree.add(&at(ROOT, "new"), Node::File(0o644, content));
         }
     };
     clash(
         made(7),
         made(8),
-        &[("new", Clash::Name)],
+        &[("new", ClashKind::Name)],
         &["/", "/d/", "/d/f=2", "/e/", "/g=3", "/new=7"],
     );
     clash(
@@ -338,7 +342,7 @@ fn two_names_for_one_file_clash_and_so_do_two_files_at_one_name() {
 #[test]
 fn a_directory_that_both_made_is_one() {
     let made = |name: &'static str| {
-        move |tree: &mut Memory, _: &HashMap<String, Slot>| {
+        move |tree: &mut MemoryTree, _: &HashMap<String, Slot>| {
             let dir = tree.add(&at(ROOT, "new"), Node::Dir(0o755, BTreeMap::new()));
             tree.add(&at(dir, name), Node::File(0o644, 1));
         }
@@ -356,14 +360,14 @@ fn a_directory_that_both_made_is_one() {
 #[test]
 fn a_directory_that_both_made_with_other_permissions_has_those_of_ours() {
     let made = |mode| {
-        move |tree: &mut Memory, _: &HashMap<String, Slot>| {
+        move |tree: &mut MemoryTree, _: &HashMap<String, Slot>| {
             tree.add(&at(ROOT, "new"), Node::Dir(mode, BTreeMap::new()));
         }
     };
     clash(
         made(0o700),
         made(0o755),
-        &[("new", Clash::Mode)],
+        &[("new", ClashKind::Mode)],
         &["/", "/d/", "/d/f=2", "/e/", "/g=3", "/new/"],
     );
 }
@@ -375,7 +379,7 @@ fn a_directory_that_one_removed_stays_for_what_the_other_put_into_it() {
             tree.add(&at(slots["d"], "new"), Node::File(0o644, 1));
         },
         |tree, _| tree.remove_tree(&at(ROOT, "d")),
-        &[("d", Clash::Directory(Who::Theirs))],
+        &[("d", ClashKind::Directory(MergeParty::Theirs))],
         &["/", "/d/", "/d/new=1", "/e/", "/g=3"],
     );
     clash(
@@ -383,7 +387,7 @@ fn a_directory_that_one_removed_stays_for_what_the_other_put_into_it() {
         |tree, slots| {
             tree.add(&at(slots["d"], "new"), Node::File(0o644, 1));
         },
-        &[("d/new", Clash::Directory(Who::Ours))],
+        &[("d/new", ClashKind::Directory(MergeParty::Ours))],
         &["/", "/e/", "/g=3"],
     );
 }
@@ -393,7 +397,7 @@ fn directories_that_were_moved_into_each_other_stay_where_ours_has_them() {
     clash(
         |tree, slots| tree.moved(&at(ROOT, "d"), &at(slots["e"], "d")),
         |tree, slots| tree.moved(&at(ROOT, "e"), &at(slots["d"], "e")),
-        &[("e", Clash::Cycle), ("e/d", Clash::Cycle)],
+        &[("e", ClashKind::Cycle), ("e/d", ClashKind::Cycle)],
         &["/", "/e/", "/e/d/", "/e/d/f=2", "/g=3"],
     );
 }
@@ -407,14 +411,17 @@ fn a_file_of_which_each_removed_another_name_is_kept() {
     ours.remove_tree(&at(ROOT, "g"));
     theirs.remove_tree(&at(slots["e"], "g2"));
     let (tree, conflicts) = merged(&base, &ours, &theirs);
-    assert_eq!(conflicts, [(b"e/g2".to_vec(), Clash::Moved, slots["g"])]);
+    assert_eq!(
+        conflicts,
+        [(b"e/g2".to_vec(), ClashKind::Moved, slots["g"])]
+    );
     assert_eq!(tree.shown(), ours.shown());
 }
 
 #[test]
 fn two_outcomes_are_not_compared() {
     let (base, _) = base();
-    let outcome = merge(&base, &base, &base, &How::default()).expect("a merge");
+    let outcome = merge(&base, &base, &base, &MergeOptions::default()).expect("a merge");
     let root = Trail::root();
     assert_eq!(
         outcome.same_content(&root, &outcome, &root),
@@ -440,9 +447,9 @@ fn a_number_that_was_given_away_again_is_another_inode() {
     let (tree, conflicts) = merged(&base, &reused, &base);
     assert_eq!((tree.shown(), conflicts), (reused.shown(), vec![]));
     let (tree, conflicts) = merged(&base, &reused, &changed);
-    let clash = [(b"g".to_vec(), Clash::Removed(Who::Ours), g)];
+    let clash = [(b"g".to_vec(), ClashKind::Removed(MergeParty::Ours), g)];
     assert_eq!((tree.shown(), &conflicts[..]), (reused.shown(), &clash[..]));
-    let (tree, _) = merged_by(Policy::Theirs, &base, &reused, &changed);
+    let (tree, _) = merged_by(ConflictPolicy::Theirs, &base, &reused, &changed);
     let mut both = changed.clone();
     both.add(&at(slots["d"], "new"), Node::File(0o600, 7));
     assert_eq!(tree.shown(), both.shown());
@@ -468,9 +475,9 @@ fn only_what_is_at_or_below_a_path_is_merged() {
     let new = theirs.add(&at(ROOT, "new"), Node::Dir(0o755, BTreeMap::new()));
     theirs.add(&at(new, "a"), Node::File(0o644, 5));
     theirs.add(&at(new, "b"), Node::File(0o644, 6));
-    let how = How {
+    let how = MergeOptions {
         paths: &[b"d".to_vec(), b"new/a".to_vec()],
-        ..How::default()
+        ..MergeOptions::default()
     };
     let outcome = merge(&base, &base, &theirs, &how).expect("a merge");
     assert_eq!(outcome.conflicts(), []);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::apps::support::{
-    Moment, PROGRAM_SECONDS, crates_named, missing, output, program, run, shell, variants,
+    PROGRAM_SECONDS, ReferenceCopy, crates_named, missing, output, program, run, shell, variants,
 };
 use crate::common::{Rig, Variant, skip, stdout_of, succeeds};
 
@@ -85,7 +85,7 @@ fn cargo_build(v: Variant) {
         !build().contains("Compiling"),
         "a second build finds nothing to do"
     );
-    let one = Moment::now(&rig, "one");
+    let one = ReferenceCopy::now(&rig, "one");
 
     let source = fs::read_to_string(app.join("src/main.rs"))
         .unwrap()
@@ -97,7 +97,7 @@ fn cargo_build(v: Variant) {
         "{said}"
     );
     assert_eq!(says(), "two 3 snake_case\n");
-    let two = Moment::now(&rig, "two");
+    let two = ReferenceCopy::now(&rig, "two");
 
     succeeds(&mut cargo(&app, &home, &["clean"]), PROGRAM_SECONDS);
     assert!(!app.join("target").exists());
@@ -174,7 +174,7 @@ fn npm_install(v: Variant) {
     if let Some(reason) = npm_project(&rig, &project, &cache) {
         return skip(&reason);
     }
-    let before = Moment::now(&rig, "before");
+    let before = ReferenceCopy::now(&rig, "before");
 
     succeeds(
         &mut npm(&project, &cache, &["install", "./x.tgz"]),
@@ -188,7 +188,7 @@ fn npm_install(v: Variant) {
         )
     };
     let installed_version = version();
-    let installed = Moment::now(&rig, "installed");
+    let installed = ReferenceCopy::now(&rig, "installed");
 
     succeeds(
         &mut npm(&project, &cache, &["uninstall", "npm"]),
@@ -217,13 +217,13 @@ fn make_with_times(v: Variant) {
     let up_to_date = || output(dir, "make", &["-n"]).contains("Nothing to be done");
     run(dir, "make", &[] as &[&str]);
     assert!(up_to_date());
-    let built = Moment::now(&rig, "built");
+    let built = ReferenceCopy::now(&rig, "built");
 
     shell(
         dir,
         "echo z >>src/a.txt; make; tail -n 2 log | paste -sd' ' | grep -qx 'out/a.o out/sum'",
     );
-    let again = Moment::now(&rig, "again");
+    let again = ReferenceCopy::now(&rig, "again");
     shell(dir, "touch src/b.txt; rm -r out");
     built.restore(&rig);
     assert!(up_to_date(), "after a restore make finds something to do");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::apps::support::{Moment, crates, missing, output, run, shell, variants};
+use crate::apps::support::{ReferenceCopy, crates, missing, output, run, shell, variants};
 use crate::common::{Rig, TreeOpts, Variant, assert_same_tree, copy_tree, sample_tree, skip};
 
 /// Makes a tree with every kind of file, and real sources.
@@ -57,13 +57,13 @@ fn copying(v: Variant) {
     // tar does not archive sockets.
     fs::remove_file(source.join("sample/socket")).unwrap();
     same(&dir.join("untarred/crate-0"), &source.join("crate-0"));
-    let untarred = Moment::now(&rig, "untarred");
+    let untarred = ReferenceCopy::now(&rig, "untarred");
 
     run(dir, "rsync", &["-aHAX", &format!("{from}/"), "synced/"]);
     same(&dir.join("synced"), &source);
     run(dir, "cp", &["-a", "synced", "copied"]);
     same(&dir.join("copied"), &source);
-    let all = Moment::now(&rig, "all");
+    let all = ReferenceCopy::now(&rig, "all");
 
     assert_eq!(
         output(
@@ -82,7 +82,7 @@ fn copying(v: Variant) {
         dir,
         "rm -rf untarred synced; mv copied moved; find moved -name '*.rs' -newermt 2000-01-01 -delete; chmod -R go-rwx moved/crate-0",
     );
-    let fewer = Moment::now(&rig, "fewer");
+    let fewer = ReferenceCopy::now(&rig, "fewer");
     for moment in [&untarred, &fewer, &all] {
         moment.restore(&rig);
     }
@@ -143,13 +143,13 @@ fn editing(v: Variant) {
         "cp",
         &["-r".as_ref(), sources[0].as_os_str(), "work".as_ref()],
     );
-    let fresh = Moment::now(&rig, "fresh");
+    let fresh = ReferenceCopy::now(&rig, "fresh");
 
     shell(
         dir,
         "find work -path '*/backend/*' -name '*.rs' | xargs sed -i 's/pub fn/pub  fn/'",
     );
-    let edited = Moment::now(&rig, "edited");
+    let edited = ReferenceCopy::now(&rig, "edited");
     let view = rig.view(1);
     shell(
         dir,
@@ -161,7 +161,7 @@ fn editing(v: Variant) {
     fresh.restore(&rig);
     shell(dir, "patch -s -p1 -d work <../the.patch");
     shell(dir, &format!("diff -r {}/work work", rig.view(2).display()));
-    let patched = Moment::now(&rig, "patched");
+    let patched = ReferenceCopy::now(&rig, "patched");
 
     // As editors save: a new file renamed over the old one, which may first be renamed to a backup;
     // and a write in place.
@@ -170,7 +170,7 @@ fn editing(v: Variant) {
         "cd work; for f in Cargo.toml README.md src/lib.rs; do cp -p $f $f~; (cat $f; echo saved) >$f.new; mv $f.new $f; done
          ln Cargo.toml linked; mv Cargo.toml Cargo.toml.bak; sed 's/name/NAME/' Cargo.toml.bak >Cargo.toml; echo more >>linked; rm README.md~",
     );
-    let saved = Moment::now(&rig, "saved");
+    let saved = ReferenceCopy::now(&rig, "saved");
     if missing(&["python3"]).is_none() {
         shell(
             dir,
@@ -183,7 +183,7 @@ fn editing(v: Variant) {
             "vim -es -u NONE -i NONE -c 'set backup writebackup backupcopy=no' -c '%s/saved/by vim/' -c wq work/src/lib.rs; tail -n 1 work/src/lib.rs | grep -q 'by vim'",
         );
     }
-    let last = Moment::now(&rig, "last");
+    let last = ReferenceCopy::now(&rig, "last");
     run(dir, "rm", &["-rf", "work", "env"]);
     for moment in [&fresh, &last, &patched] {
         moment.restore(&rig);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::apps::support::{Moment, PROGRAM_SECONDS, crates, missing, program, variants};
+use crate::apps::support::{PROGRAM_SECONDS, ReferenceCopy, crates, missing, program, variants};
 use crate::common::{Variant, skip, succeeds};
 
 /// Runs git in `dir` without the user's settings, and returns its stdout.
@@ -79,12 +79,12 @@ fn clone_checkout_gc(v: Variant) {
     );
     let work = rig.path().join("work");
     assert_eq!(git(&work, &["status", "--porcelain"]), "");
-    let cloned = Moment::now(&rig, "cloned");
+    let cloned = ReferenceCopy::now(&rig, "cloned");
 
     git(&work, &["checkout", "-q", "v1"]);
     assert_eq!(git(&work, &["status", "--porcelain"]), "");
     assert_eq!(git(&work, &["diff", "--stat", "v1"]), "");
-    let old = Moment::now(&rig, "old");
+    let old = ReferenceCopy::now(&rig, "old");
 
     git(&work, &["checkout", "-q", "-b", "topic", "v2"]);
     succeeds(
@@ -101,7 +101,7 @@ fn clone_checkout_gc(v: Variant) {
     git(&work, &["commit", "-q", "-a", "-m", "a change"]);
     git(&work, &["gc", "-q", "--prune=now"]);
     git(&work, &["fsck", "--strict"]);
-    let collected = Moment::now(&rig, "collected");
+    let collected = ReferenceCopy::now(&rig, "collected");
 
     fs::remove_dir_all(work.join("third")).unwrap();
     fs::remove_dir_all(work.join(".git/objects")).unwrap();

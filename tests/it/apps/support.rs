@@ -11,19 +11,19 @@ use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, has, succeeds, t
 pub const PROGRAM_SECONDS: u64 = 240;
 
 /// A checkpoint with its expected content.
-pub struct Moment {
+pub struct ReferenceCopy {
     id: u64,
     copy: PathBuf,
 }
 
-impl Moment {
+impl ReferenceCopy {
     /// Makes a checkpoint of the tree, which must be idle, and a copy outside the mount; the view
     /// must equal the copy.
-    pub fn now(rig: &Rig, name: &str) -> Moment {
+    pub fn now(rig: &Rig, name: &str) -> ReferenceCopy {
         let copy = rig.image.dir("copies").join(name);
         let id = rig.mount.checkpoint();
         copy_tree(rig.path(), &copy);
-        let moment = Moment { id, copy };
+        let moment = ReferenceCopy { id, copy };
         moment.is_seen(rig);
         moment
     }

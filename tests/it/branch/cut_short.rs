@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::Plan;
+use ckptfs::internals::sys::fault::FaultPlan;
 
 use super::support::{create, listed, place, verified};
 use crate::common::command::{sh, try_run_limited};
@@ -58,7 +58,7 @@ fn changed(root: &Path, change: &str) -> bool {
 
 /// A tree with one directory per change, and its backing directory, which the branch hides and
 /// which is visible through a separate mount.
-struct Subject {
+struct KilledBranch {
     // Dropped before the image.
     below: Below,
     rig: Rig,
@@ -67,8 +67,8 @@ struct Subject {
     id: u64,
 }
 
-impl Subject {
-    fn new(v: Variant, directories: usize) -> Subject {
+impl KilledBranch {
+    fn new(v: Variant, directories: usize) -> KilledBranch {
         let mut opts = MountOpts::new(v.io).packing();
         opts.branch = true;
         opts.limit *= if is_long() { 16 } else { 4 };
@@ -82,7 +82,7 @@ impl Subject {
         let below = rig.image.below();
         let parent = tree(rig.mount.parent());
         let id = rig.mount.checkpoint();
-        Subject {
+        KilledBranch {
             below,
             rig,
             parent,
@@ -93,7 +93,7 @@ impl Subject {
     /// Returns the number of modifying calls of a change, measured in a separate directory.
     fn calls(&self, number: usize, change: &str) -> u64 {
         let root = self.rig.path().join(number.to_string());
-        self.rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
+        self.rig.fault(Some(FaultPlan::nth(0, Errno::ENOSPC)));
         assert!(changed(&root, change), "{change}");
         self.rig.fault(None).0
     }
@@ -103,9 +103,9 @@ impl Subject {
         let shown = format!("{change}, killed at call {nth}");
         let root = self.rig.path().join(number.to_string());
         self.rig.mount.kill_holder();
-        let plan = Plan {
+        let plan = FaultPlan {
             kill: true,
-            ..Plan::nth(nth, Errno::ENOSPC)
+            ..FaultPlan::nth(nth, Errno::ENOSPC)
         };
         self.rig.fault(Some(plan));
         let answered = changed(&root, change);
@@ -206,7 +206,7 @@ impl Subject {
 
 fn copying_up_is_killed_at_calls(v: Variant) {
     let mut random = Random::new(seed("calls of copying up", 1));
-    let mut subject = Subject::new(
+    let mut subject = KilledBranch::new(
         v,
         if is_long() {
             900
@@ -253,24 +253,24 @@ fn copying_up_is_killed_at_calls(v: Variant) {
 
 /// The location of a branch after a kill.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Found {
+enum BranchLocation {
     AtItsPlace,
     InTheTrash,
 }
 
 /// Checks that the branch is complete at one of the two places and that the parent is unchanged.
-fn found(rig: &Rig, shown: &str, [parent, branch]: [&Tree; 2]) -> Found {
+fn found(rig: &Rig, shown: &str, [parent, branch]: [&Tree; 2]) -> BranchLocation {
     let all = rig.mount.json(&["branch", "list", "--dropped"]);
     let dropped = all.as_array().expect("an array").len();
     let there = listed(rig, "one").is_some();
     assert_eq!(dropped + usize::from(there), 1, "{shown}: {all}");
     let one = place(rig, "one");
     let found = if there {
-        Found::AtItsPlace
+        BranchLocation::AtItsPlace
     } else {
         assert!(!one.exists(), "{shown}: its path exists");
         rig.mount.ok(&["branch", "restore", "one"]);
-        Found::InTheTrash
+        BranchLocation::InTheTrash
     };
     for (root, before) in [(&*one, branch), (rig.path(), parent)] {
         let wrong = compare(&tree(root), before, &TreeOpts::default());
@@ -292,15 +292,15 @@ fn dropping_is_killed_at_calls(v: Variant) {
     let bring_back: &[&str] = &["branch", "restore", "one"];
     let undo: &[&str] = &["undo"];
     let verbs = [
-        (&[][..], drop_it, Found::InTheTrash),
-        (&[drop_it][..], bring_back, Found::AtItsPlace),
-        (&[drop_it][..], undo, Found::AtItsPlace),
-        (&[drop_it, bring_back][..], undo, Found::InTheTrash),
+        (&[][..], drop_it, BranchLocation::InTheTrash),
+        (&[drop_it][..], bring_back, BranchLocation::AtItsPlace),
+        (&[drop_it][..], undo, BranchLocation::AtItsPlace),
+        (&[drop_it, bring_back][..], undo, BranchLocation::InTheTrash),
     ];
     for (first, verb, after) in verbs {
         let begin = |rig: &Rig| first.iter().for_each(|verb| drop(rig.mount.ok(verb)));
         begin(&rig);
-        rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
+        rig.fault(Some(FaultPlan::nth(0, Errno::ENOSPC)));
         rig.mount.ok(verb);
         let (calls, _) = rig.fault(None);
         assert_eq!(found(&rig, "not killed", whole), after);
@@ -309,14 +309,14 @@ fn dropping_is_killed_at_calls(v: Variant) {
             true => (1..=calls + 1).collect(),
             false => (0..2).map(|_| 1 + random.below(calls)).collect(),
         };
-        let mut seen = std::collections::BTreeMap::<Found, u32>::new();
+        let mut seen = std::collections::BTreeMap::<BranchLocation, u32>::new();
         for nth in nths {
             let shown = format!("{verb:?} after {first:?}, killed at call {nth} of {calls}");
             begin(&rig);
             rig.mount.kill_holder();
-            let plan = Plan {
+            let plan = FaultPlan {
                 kill: true,
-                ..Plan::nth(nth, Errno::ENOSPC)
+                ..FaultPlan::nth(nth, Errno::ENOSPC)
             };
             rig.fault(Some(plan));
             let answered = rig.mount.run(verb).status.success();

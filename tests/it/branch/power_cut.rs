@@ -13,7 +13,7 @@ use crate::common::mount::VERB_SECONDS;
 use crate::common::random::{Random, count, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Fs, Mount, MountOpts, Variant, for_each_variant, scratch};
-use crate::crash::disk::{Disk, Host};
+use crate::crash::disk::{ImageDisk, ImageHost};
 
 for_each_variant! { branch => changes, merges_updates_and_drops, no_name_goes_without_its_whiteout }
 
@@ -23,24 +23,24 @@ const CUTS_LONG: u64 = 60;
 const DISK: &str = "disk.img";
 
 /// A tree on a disk that is copied at some instants.
-struct Power {
+struct CuttableBranch {
     // In drop order.
     mount: Option<Mount>,
-    disk: Option<Disk>,
-    host: Host,
+    disk: Option<ImageDisk>,
+    host: ImageHost,
     v: Variant,
     opts: MountOpts,
     copies: u32,
 }
 
-impl Power {
-    fn new(v: Variant, opts: MountOpts, fill: impl FnOnce(&Path)) -> Power {
-        let host = Host::new();
+impl CuttableBranch {
+    fn new(v: Variant, opts: MountOpts, fill: impl FnOnce(&Path)) -> CuttableBranch {
+        let host = ImageHost::new();
         let disk = host.mount(v.fs, &host.format(v.fs, DISK));
         let dir = disk.path().join("project");
         fs::create_dir(&dir).unwrap();
         fill(&dir);
-        Power {
+        CuttableBranch {
             mount: Some(Mount::start(&dir, &opts)),
             disk: Some(disk),
             host,
@@ -163,7 +163,7 @@ const CHANGES: [(&[&str], &str); 22] = [
 
 /// The data synced after a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Synced {
+enum SyncTarget {
     Nothing,
     /// The changed file.
     Changed,
@@ -175,7 +175,7 @@ struct Cut {
     copy: PathBuf,
     number: usize,
     change: usize,
-    synced: Synced,
+    synced: SyncTarget,
 }
 
 impl Cut {
@@ -198,14 +198,15 @@ fn states(change: usize) -> Vec<Tree> {
 }
 
 /// Performs each change in a separate directory, after a sync of everything before it.
-fn cut_changes(power: &mut Power, seed: u64, cuts: u64) -> Vec<Cut> {
+fn cut_changes(power: &mut CuttableBranch, seed: u64, cuts: u64) -> Vec<Cut> {
     let (mut random, mut frozen) = (Random::new(seed), Vec::new());
     for number in 0..cuts as usize {
         let mut change = random.below(CHANGES.len() as u64) as usize;
-        let mut synced = *random.pick(&[Synced::Nothing, Synced::Changed, Synced::Beside]);
+        let mut synced =
+            *random.pick(&[SyncTarget::Nothing, SyncTarget::Changed, SyncTarget::Beside]);
         if cuts >= CUTS_LONG {
             change = number % CHANGES.len();
-            let all = [Synced::Changed, Synced::Beside, Synced::Nothing];
+            let all = [SyncTarget::Changed, SyncTarget::Beside, SyncTarget::Nothing];
             synced = all[number / CHANGES.len() % all.len()];
         }
         let dir = power.mount().path().join(number.to_string());
@@ -214,9 +215,9 @@ fn cut_changes(power: &mut Power, seed: u64, cuts: u64) -> Vec<Cut> {
         let (steps, path) = CHANGES[change];
         steps.iter().for_each(|step| drop(sh(&dir, step)));
         match synced {
-            Synced::Nothing => {}
-            Synced::Changed => drop(sh(&dir, &format!("sync {path}"))),
-            Synced::Beside => drop(sh(&dir, "echo b > beside; sync beside")),
+            SyncTarget::Nothing => {}
+            SyncTarget::Changed => drop(sh(&dir, &format!("sync {path}"))),
+            SyncTarget::Beside => drop(sh(&dir, "echo b > beside; sync beside")),
         }
         let copy = power.freeze();
         frozen.push(Cut {
@@ -230,7 +231,7 @@ fn cut_changes(power: &mut Power, seed: u64, cuts: u64) -> Vec<Cut> {
 }
 
 /// Returns the problems after a cut.
-fn wrong(power: &Power, cut: &Cut, parent: &Tree, id: u64) -> Vec<String> {
+fn wrong(power: &CuttableBranch, cut: &Cut, parent: &Tree, id: u64) -> Vec<String> {
     let mount = power.mount();
     let mut wrong = Vec::new();
     let mut same = |what: &str, found: &Path, expected: &Tree| {
@@ -250,8 +251,8 @@ fn wrong(power: &Power, cut: &Cut, parent: &Tree, id: u64) -> Vec<String> {
     now.remove(Path::new("beside"));
     let states = states(cut.change);
     let must = match cut.synced {
-        Synced::Changed => &states[states.len() - 1..],
-        Synced::Nothing | Synced::Beside => &states[..],
+        SyncTarget::Changed => &states[states.len() - 1..],
+        SyncTarget::Nothing | SyncTarget::Beside => &states[..],
     };
     let found: Vec<Vec<String>> = must
         .iter()
@@ -273,7 +274,7 @@ fn changes(v: Variant) {
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
     let mut opts = MountOpts::new(v.io).packing();
     opts.limit += Duration::from_secs(20 * cuts);
-    let mut power = Power::new(v, opts, |dir| {
+    let mut power = CuttableBranch::new(v, opts, |dir| {
         for number in 0..=cuts {
             let one = dir.join(number.to_string());
             fs::create_dir(&one).unwrap();
@@ -307,7 +308,7 @@ fn changes(v: Variant) {
 fn names_after_a_cut(v: Variant, left_out: &str) -> Vec<String> {
     let mut opts = MountOpts::new(v.io).packing().leaving_out(left_out);
     opts.branch = true;
-    let mut power = Power::new(v, opts, |dir| {
+    let mut power = CuttableBranch::new(v, opts, |dir| {
         for name in ["renamed", "synced"] {
             let one = dir.join(name);
             fs::create_dir(&one).unwrap();
@@ -366,14 +367,14 @@ const BRANCH: &str =
     "echo own >> a; mv src source; echo own > own; rm d/f; mkdir -p n/n; echo n > n/n/n";
 
 /// A tree, its branch `fix`, and the initial state of both.
-struct Both {
-    power: Power,
+struct TreeAndBranch {
+    power: CuttableBranch,
     parent: Tree,
     branch: Tree,
     problems: Vec<String>,
 }
 
-impl Both {
+impl TreeAndBranch {
     fn root(&self) -> PathBuf {
         self.power.mount().parent().to_owned()
     }
@@ -435,7 +436,7 @@ impl Both {
     /// The branch is at its place or in the trash.
     fn drops(&mut self, random: &mut Random, cuts: u64) {
         let mut verb = ["branch", "drop", "fix"];
-        let dropped = |both: &Both| {
+        let dropped = |both: &TreeAndBranch| {
             let all = both.power.mount().json(&["branch", "list", "--dropped"]);
             all.as_array()
                 .unwrap()
@@ -476,13 +477,13 @@ fn merges_updates_and_drops(v: Variant) {
     let mut opts = MountOpts::new(v.io).packing();
     opts.branch = false;
     opts.limit += Duration::from_secs(20 * cuts);
-    let power = Power::new(v, opts, |dir| drop(sh(dir, BASE)));
+    let power = CuttableBranch::new(v, opts, |dir| drop(sh(dir, BASE)));
     let root = power.mount().parent().to_owned();
     power.mount().ok(&["branch", "create", "fix", "--no-git"]);
     let fix = root.with_file_name("project@fix");
     sh(&root, PARENT);
     sh(&fix, BRANCH);
-    let mut both = Both {
+    let mut both = TreeAndBranch {
         parent: tree(&root),
         branch: tree(&fix),
         power,

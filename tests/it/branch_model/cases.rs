@@ -2,11 +2,11 @@
 
 use ckptfs::internals::engine::IoChoice;
 
-use super::run::{Bench, steps};
+use super::run::{BranchBench, steps};
 use crate::common::Fs;
 
 fn runs(text: &str) {
-    if let Some(bench) = Bench::new(Fs::Xfs, IoChoice::Daemon)
+    if let Some(bench) = BranchBench::new(Fs::Xfs, IoChoice::Daemon)
         && let Err(failure) = bench.list(&steps(text))
     {
         panic!("{failure}");

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use ckptfs::internals::engine::request::{Fh, NodeId, Opened, Service, SetAttr};
 use ckptfs::internals::sys::{Errno, SysResult, open_flags};
 
-use super::side::{CALLER, Side};
+use super::side::{BranchSide, CALLER};
 use crate::model::ops::{Op, Verb, bytes};
 use crate::model::tree::Id;
 use crate::model::world::data;
@@ -18,7 +18,7 @@ const READ_WRITE: i32 = 2;
 /// Maximum bytes of a request.
 const REQUEST_MAX: usize = 32 << 10;
 
-pub struct Open {
+pub struct BranchHandle {
     pub id: Id,
     node: NodeId,
     fh: Fh,
@@ -29,8 +29,8 @@ pub struct Open {
     append: bool,
 }
 
-impl Open {
-    fn read_all(&self, side: &Side) -> SysResult<Vec<u8>> {
+impl BranchHandle {
+    fn read_all(&self, side: &BranchSide) -> SysResult<Vec<u8>> {
         read_all(side.engine(), self.node, self.fh, self.backing.as_ref())
     }
 }
@@ -61,15 +61,15 @@ pub(super) fn read_all(
     }
 }
 
-impl Side {
+impl BranchSide {
     /// Opens a file as the kernel does, and checks that all handles of the inode have the same
     /// backing inode.
-    pub(super) fn open_node(&self, id: Id, node: NodeId, flags: i32) -> SysResult<Open> {
+    pub(super) fn open_node(&self, id: Id, node: NodeId, flags: i32) -> SysResult<BranchHandle> {
         let opened = self.engine().open(CALLER, node, flags)?;
         Ok(self.opened(id, node, flags, opened))
     }
 
-    pub(super) fn opened(&self, id: Id, node: NodeId, flags: i32, opened: Opened) -> Open {
+    pub(super) fn opened(&self, id: Id, node: NodeId, flags: i32, opened: Opened) -> BranchHandle {
         let access = flags & 3;
         // The kernel opens the backing file again with the caller's access mode
         // (`backing_file_open`).
@@ -90,7 +90,7 @@ impl Side {
                 "an inode that is open has one backing inode"
             );
         }
-        Open {
+        BranchHandle {
             id,
             node,
             fh: opened.fh,
@@ -101,7 +101,7 @@ impl Side {
         }
     }
 
-    pub(super) fn write(&self, open: &Open, offset: u64, content: &[u8]) -> SysResult<()> {
+    pub(super) fn write(&self, open: &BranchHandle, offset: u64, content: &[u8]) -> SysResult<()> {
         if let Some(file) = &open.backing {
             return file.write_all_at(content, offset).map_err(Errno::from);
         }
@@ -116,17 +116,17 @@ impl Side {
         Ok(())
     }
 
-    /// As [`Side::write`], at the end of the file.
-    pub(super) fn append(&self, open: &Open, content: &[u8]) -> SysResult<()> {
+    /// As [`BranchSide::write`], at the end of the file.
+    pub(super) fn append(&self, open: &BranchHandle, content: &[u8]) -> SysResult<()> {
         let size = self.engine().getattr(open.node, None)?.stat.size;
         self.write(open, size, content)
     }
 
-    pub(super) fn release(&self, open: &Open) {
+    pub(super) fn release(&self, open: &BranchHandle) {
         self.engine().release(open.node, open.fh);
     }
 
-    pub(super) fn fh_of(open: &Open) -> (NodeId, Fh) {
+    pub(super) fn fh_of(open: &BranchHandle) -> (NodeId, Fh) {
         (open.node, open.fh)
     }
 

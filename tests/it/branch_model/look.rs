@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ckptfs::internals::engine::Engine;
-use ckptfs::internals::engine::request::{Entry, Listed, Looked, NodeId, Service};
+use ckptfs::internals::engine::request::{Entry, Listed, LookupResult, NodeId, Service};
 use ckptfs::internals::sys::{Errno, Kind, SysResult, open_flags};
 
 use super::handles::read_all;
 use super::side::{CALLER, ROOT_NODE};
-use crate::model::observe::{Seen, Sight};
+use crate::model::observe::{ObservedNode, ObservedTree};
 use crate::model::tree::Body;
 
 /// A longer listing is an endless loop.
@@ -16,27 +16,27 @@ const NAMES_MAX: usize = 10_000;
 
 /// How a tree is read.
 #[derive(Clone, Copy)]
-pub struct Looks {
+pub struct ReadOptions {
     /// Names consumed per readdir, as with a small buffer; the next call continues at an offset.
     pub names_max: usize,
     /// Uses readdirplus, which includes a lookup.
     pub plus: bool,
 }
 
-struct Looker<'e> {
+struct TreeReader<'e> {
     engine: &'e Engine,
-    how: Looks,
+    how: ReadOptions,
     looked_up: Vec<NodeId>,
-    sight: Sight,
+    sight: ObservedTree,
 }
 
 /// Reads the tree at the path `way` and forgets its nodes.
-pub fn look(engine: &Engine, way: &[&[u8]], how: Looks) -> Result<Sight, String> {
-    let mut looker = Looker {
+pub fn look(engine: &Engine, way: &[&[u8]], how: ReadOptions) -> Result<ObservedTree, String> {
+    let mut looker = TreeReader {
         engine,
         how,
         looked_up: Vec::new(),
-        sight: Sight::new(),
+        sight: ObservedTree::new(),
     };
     let done = looker.all(way);
     for node in looker.looked_up {
@@ -45,7 +45,7 @@ pub fn look(engine: &Engine, way: &[&[u8]], how: Looks) -> Result<Sight, String>
     done.map(|()| looker.sight)
 }
 
-impl Looker<'_> {
+impl TreeReader<'_> {
     fn all(&mut self, way: &[&[u8]]) -> Result<(), String> {
         let mut at = ROOT_NODE;
         for name in way {
@@ -89,11 +89,11 @@ impl Looker<'_> {
 
     fn child(&mut self, dir: NodeId, name: &[u8]) -> SysResult<Entry> {
         match self.engine.lookup(CALLER, dir, name)? {
-            Looked::Found(entry) => {
+            LookupResult::Found(entry) => {
                 self.looked_up.push(entry.node);
                 Ok(entry)
             }
-            Looked::Absent(_) => Err(Errno::ENOENT),
+            LookupResult::Absent(_) => Err(Errno::ENOENT),
         }
     }
 
@@ -149,7 +149,7 @@ impl Looker<'_> {
         Ok(entry)
     }
 
-    fn read(&self, node: NodeId) -> SysResult<Seen> {
+    fn read(&self, node: NodeId) -> SysResult<ObservedNode> {
         let engine = self.engine;
         let stat = engine.getattr(node, None)?.stat;
         let body = match stat.kind {
@@ -176,7 +176,7 @@ impl Looker<'_> {
         let xattrs = values
             .map(|name| Ok((name.clone(), engine.getxattr(node, &name)?)))
             .collect::<SysResult<_>>()?;
-        Ok(Seen {
+        Ok(ObservedNode {
             body,
             mode: stat.mode,
             uid: stat.uid,

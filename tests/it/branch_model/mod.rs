@@ -24,10 +24,10 @@ mod three;
 use ckptfs::internals::engine::IoChoice;
 
 use crate::common::Fs;
-use run::Bench;
+use run::BranchBench;
 
 fn random_runs(name: &str, fs: Fs, io: IoChoice) {
-    if let Some(bench) = Bench::new(fs, io) {
+    if let Some(bench) = BranchBench::new(fs, io) {
         bench.seeds(name, true);
     }
 }
@@ -62,7 +62,7 @@ fn branches_ext4() {
 #[test]
 fn without_branches() {
     for io in [IoChoice::Daemon, IoChoice::Auto] {
-        if let Some(bench) = Bench::new(Fs::Xfs, io) {
+        if let Some(bench) = BranchBench::new(Fs::Xfs, io) {
             bench.seeds("without_branches", false);
         }
     }

@@ -15,11 +15,11 @@ use super::three::{Merged, merge};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::random::{count, seed};
 use crate::common::{Fs, Image, Io, MountOpts, Variant, run_limited, skip, tool};
-use crate::model::generate::{Generator, Random, Scene};
+use crate::model::generate::{DrawContext, Generator, Random};
 use crate::model::observe::{compare, observe};
 use crate::model::ops::{Op, Verb};
 use crate::model::tree::{Body, Id, Node, Tree};
-use crate::model::world::World;
+use crate::model::world::ModelRun;
 
 const TREES_MAX: usize = 4;
 const DEPTH_MAX: usize = 3;
@@ -55,7 +55,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
 
 /// A step of a run.
 #[derive(Clone, Debug)]
-enum Act {
+enum MountedStep {
     Do(usize, Op),
     Branch(usize),
     /// Merges into the parent, and undoes the merge if `undo`.
@@ -73,38 +73,38 @@ enum Act {
     Kill,
 }
 
-impl fmt::Display for Act {
+impl fmt::Display for MountedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Act::Do(on, op) => write!(f, "{on} {op}"),
-            Act::Branch(of) => write!(f, "{of} branch"),
-            Act::Merge { branch, undo } => write!(f, "{branch} merge, undo {undo}"),
-            Act::Update { branch, undo } => write!(f, "{branch} update, undo {undo}"),
-            Act::Drop(branch) => write!(f, "{branch} drop"),
-            Act::Remount => f.write_str("remount"),
-            Act::Kill => f.write_str("kill"),
+            MountedStep::Do(on, op) => write!(f, "{on} {op}"),
+            MountedStep::Branch(of) => write!(f, "{of} branch"),
+            MountedStep::Merge { branch, undo } => write!(f, "{branch} merge, undo {undo}"),
+            MountedStep::Update { branch, undo } => write!(f, "{branch} update, undo {undo}"),
+            MountedStep::Drop(branch) => write!(f, "{branch} drop"),
+            MountedStep::Remount => f.write_str("remount"),
+            MountedStep::Kill => f.write_str("kill"),
         }
     }
 }
 
-impl FromStr for Act {
+impl FromStr for MountedStep {
     type Err = String;
 
-    fn from_str(act: &str) -> Result<Act, String> {
+    fn from_str(act: &str) -> Result<MountedStep, String> {
         let of = |on: &str, what: &str| {
             let on = on.parse().map_err(|_| format!("no tree: {on}"))?;
             let undo = what.ends_with("undo true");
             Ok(match what.split(',').next() {
-                Some("branch") => Act::Branch(on),
-                Some("merge") => Act::Merge { branch: on, undo },
-                Some("update") => Act::Update { branch: on, undo },
-                Some("drop") => Act::Drop(on),
-                _ => Act::Do(on, what.parse()?),
+                Some("branch") => MountedStep::Branch(on),
+                Some("merge") => MountedStep::Merge { branch: on, undo },
+                Some("update") => MountedStep::Update { branch: on, undo },
+                Some("drop") => MountedStep::Drop(on),
+                _ => MountedStep::Do(on, what.parse()?),
             })
         };
         match act.split_once(' ') {
-            None if act == "remount" => Ok(Act::Remount),
-            None if act == "kill" => Ok(Act::Kill),
+            None if act == "remount" => Ok(MountedStep::Remount),
+            None if act == "kill" => Ok(MountedStep::Kill),
             None => Err(format!("unknown step: {act}")),
             Some((on, what)) => of(on, what),
         }
@@ -112,7 +112,7 @@ impl FromStr for Act {
 }
 
 /// The origin of a branch.
-struct From {
+struct MountedOrigin {
     parent: usize,
     name: String,
     /// The merge base: the state at creation, or at the last merge.
@@ -120,16 +120,16 @@ struct From {
     depth: usize,
 }
 
-struct Branched {
-    world: World,
-    from: Option<From>,
+struct MountedTree {
+    world: ModelRun,
+    from: Option<MountedOrigin>,
     /// Numbers of the inherited inodes, which never change.
     numbers: HashMap<Id, u64>,
 }
 
-struct Forest {
+struct MountedTrees {
     /// `None`: dropped.
-    trees: Vec<Option<Branched>>,
+    trees: Vec<Option<MountedTree>>,
 }
 
 fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
@@ -152,7 +152,7 @@ fn works(dir: &Path, arguments: &[&str]) -> Result<String, String> {
     Err(format!("{arguments:?}: {}", said(&output)))
 }
 
-impl Branched {
+impl MountedTree {
     /// Compares the tree with the model, and inherited inode numbers with those of the parent.
     fn check(&mut self) -> Result<(), String> {
         let loose = self.world.loose();
@@ -173,24 +173,24 @@ impl Branched {
     }
 }
 
-impl Forest {
-    fn get(&mut self, number: usize) -> Option<&mut Branched> {
+impl MountedTrees {
+    fn get(&mut self, number: usize) -> Option<&mut MountedTree> {
         self.trees.get_mut(number)?.as_mut()
     }
 
-    fn act(&mut self, act: &Act) -> Result<(), String> {
+    fn act(&mut self, act: &MountedStep) -> Result<(), String> {
         match act {
-            Act::Do(on, op) => match self.get(*on) {
+            MountedStep::Do(on, op) => match self.get(*on) {
                 Some(tree) if op.verb == Verb::CheckLive => tree.check(),
                 Some(tree) => tree.world.run(op),
                 None => Ok(()),
             },
-            Act::Branch(of) => self.branch(*of),
-            Act::Merge { branch, undo } => self.merge((*branch, "merge"), *undo),
-            Act::Update { branch, undo } => self.merge((*branch, "update"), *undo),
-            Act::Drop(branch) => self.drop_branch(*branch),
-            Act::Remount => self.again(false),
-            Act::Kill => self.again(true),
+            MountedStep::Branch(of) => self.branch(*of),
+            MountedStep::Merge { branch, undo } => self.merge((*branch, "merge"), *undo),
+            MountedStep::Update { branch, undo } => self.merge((*branch, "update"), *undo),
+            MountedStep::Drop(branch) => self.drop_branch(*branch),
+            MountedStep::Remount => self.again(false),
+            MountedStep::Kill => self.again(true),
         }
     }
 
@@ -211,10 +211,10 @@ impl Forest {
         let path = PathBuf::from(works(&tree.world.root, &["branch", "create", &name])?);
         let base = tree.world.model.tree.reachable();
         let paths = base.paths().into_iter();
-        let mut branch = Branched {
+        let mut branch = MountedTree {
             world: tree.world.branch(&path),
             numbers: paths.map(|(path, id)| (id, sight[&path].ino)).collect(),
-            from: Some(From {
+            from: Some(MountedOrigin {
                 parent: of,
                 name,
                 base,
@@ -286,12 +286,12 @@ impl Forest {
             from.base = after;
         }
         // The source of the merge and the base are unchanged.
-        self.get(from).map_or(Ok(()), Branched::check)
+        self.get(from).map_or(Ok(()), MountedTree::check)
     }
 
     fn drop_branch(&mut self, branch: usize) -> Result<(), String> {
         let is_base =
-            |tree: &&Branched| tree.from.as_ref().is_some_and(|from| from.parent == branch);
+            |tree: &&MountedTree| tree.from.as_ref().is_some_and(|from| from.parent == branch);
         if self.trees.iter().flatten().any(|tree| is_base(&tree)) {
             return Ok(());
         }
@@ -371,7 +371,7 @@ fn places(tree: &Tree) -> BTreeMap<Id, BTreeSet<(Id, Vec<u8>)>> {
     places
 }
 
-impl Branched {
+impl MountedTree {
     /// Sets the tree after a merge or its undo. New times are unspecified, but an inode that was
     /// neither changed nor moved keeps its time.
     fn become_tree(&mut self, mut tree: Tree) -> Result<(), String> {
@@ -401,12 +401,12 @@ impl Branched {
 
 /// Draws or reads steps and performs them.
 fn drive(
-    forest: &mut Forest,
-    list: Result<&[Act], u64>,
+    forest: &mut MountedTrees,
+    list: Result<&[MountedStep], u64>,
     length: u64,
-    done: &mut Vec<Act>,
+    done: &mut Vec<MountedStep>,
 ) -> Result<(), String> {
-    let mut step = |forest: &mut Forest, act: Act| {
+    let mut step = |forest: &mut MountedTrees, act: MountedStep| {
         done.push(act.clone());
         let answer = forest.act(&act);
         answer.map_err(|told| format!("at {act}: {told}"))
@@ -428,28 +428,28 @@ fn drive(
         let on = *random.pick(&alive).unwrap_or(&0);
         let act = match random.below(40) {
             _ if number < length / 5 => None,
-            0..=2 => Some(Act::Branch(on)),
-            3..=5 => Some(Act::Merge {
+            0..=2 => Some(MountedStep::Branch(on)),
+            3..=5 => Some(MountedStep::Merge {
                 branch: on,
                 undo: random.one_in(3),
             }),
-            6..=8 => Some(Act::Update {
+            6..=8 => Some(MountedStep::Update {
                 branch: on,
                 undo: random.one_in(3),
             }),
-            9 => Some(Act::Drop(on)),
-            10 if random.one_in(2) => Some(Act::Remount),
-            10 => Some(Act::Kill),
+            9 => Some(MountedStep::Drop(on)),
+            10 if random.one_in(2) => Some(MountedStep::Remount),
+            10 => Some(MountedStep::Kill),
             _ => None,
         };
         let act = act.or_else(|| {
             let tree = forest.trees[on].as_ref()?;
-            let scene = Scene {
+            let scene = DrawContext {
                 set_ids: false,
                 held: Vec::new(),
                 ..tree.world.scene()
             };
-            Some(Act::Do(on, generators[on].next(&scene)))
+            Some(MountedStep::Do(on, generators[on].next(&scene)))
         });
         if let Some(act) = act {
             step(forest, act)?;
@@ -462,9 +462,9 @@ fn drive(
 fn once(
     (image, io): (&Image, Io),
     number: u64,
-    list: Result<&[Act], u64>,
+    list: Result<&[MountedStep], u64>,
     length: u64,
-) -> Result<(), (Vec<Act>, String)> {
+) -> Result<(), (Vec<MountedStep>, String)> {
     let dir = image.dir(&format!("m{number}"));
     let project = dir.join("project");
     std::fs::create_dir(&project).expect("the directory is new");
@@ -474,9 +474,9 @@ fn once(
             limit: Duration::from_secs(180),
             ..MountOpts::new(io)
         };
-        let mut forest = Forest {
-            trees: vec![Some(Branched {
-                world: World::new(&project, Some(&opts)),
+        let mut forest = MountedTrees {
+            trees: vec![Some(MountedTree {
+                world: ModelRun::new(&project, Some(&opts)),
                 from: None,
                 numbers: HashMap::new(),
             })],
@@ -546,7 +546,7 @@ fn runs(fs: Fs, io: Io, acts: &[&str]) {
     if let Some(reason) = (Variant { fs, io }).unavailable() {
         return skip(&reason);
     }
-    let acts: Vec<Act> = acts.iter().map(|act| act.parse().unwrap()).collect();
+    let acts: Vec<MountedStep> = acts.iter().map(|act| act.parse().unwrap()).collect();
     if let Err((_, told)) = once((&Image::of(fs), io), 1, Ok(&acts), 0) {
         panic!("{told}");
     }

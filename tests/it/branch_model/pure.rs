@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::run::{Step, shrink, steps, text};
-use super::state::{State, merged};
+use super::state::{ModelState, merged};
 use super::three::{Merged, merge};
 use crate::common::random::{count, seed};
 use crate::model::expected::expected;
-use crate::model::generate::{Generator, Random, Scene};
-use crate::model::observe::{Times, compare};
+use crate::model::generate::{DrawContext, Generator, Random};
+use crate::model::observe::{StampTimes, compare};
 use crate::model::ops::{Op, Verb, bytes};
-use crate::model::tree::{Answer, Body, Model};
+use crate::model::tree::{Body, Model, OpResult};
 
 /// Limits for the shrinking of one difference, and for the number of differences reported.
 const SHRINK: Duration = Duration::from_secs(4);
@@ -52,7 +52,7 @@ enum Outcome {
     Unclear(&'static str),
 }
 
-fn edit(model: &mut Model, op: &Op) -> Answer<()> {
+fn edit(model: &mut Model, op: &Op) -> OpResult<()> {
     let n = |index| op.number(index);
     let path = bytes(op.path(0));
     let Some(id) = model.file(&path, op.verb == Verb::Put)? else {
@@ -112,11 +112,17 @@ fn carry_out(model: &mut Model, op: &Op) {
         // Whether a change of the group alone is a separate property is unspecified.
         Verb::Chown => {
             let op = Op::new(Verb::Chown, &[op.path(0)], &[op.number(0), op.number(0)]);
-            expected(model, &mut Times::default(), &op, &bytes(op.path(0)), &[])
+            expected(
+                model,
+                &mut StampTimes::default(),
+                &op,
+                &bytes(op.path(0)),
+                &[],
+            )
         }
         _ => {
             let (path, second) = (bytes(op.path(0)), bytes(op.path(1)));
-            expected(model, &mut Times::default(), op, &path, &second)
+            expected(model, &mut StampTimes::default(), op, &path, &second)
         }
     };
 }
@@ -145,7 +151,7 @@ fn three(list: &[Step]) -> [Model; 3] {
 
 /// Runs a list. Fails if code and model differ.
 fn once(list: &[Step]) -> Result<Outcome, String> {
-    let states = three(list).map(|model| State(model.tree.reachable()));
+    let states = three(list).map(|model| ModelState(model.tree.reachable()));
     let [base, ours, theirs] = &states;
     let told =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| merged(base, ours, theirs)));
@@ -178,7 +184,7 @@ fn once(list: &[Step]) -> Result<Outcome, String> {
             "the merge",
             &tree,
             &sight,
-            &mut Times::default(),
+            &mut StampTimes::default(),
             &BTreeSet::new(),
         )
         .map(|()| Outcome::Clean),
@@ -201,7 +207,7 @@ fn drawn(seed: u64) -> Vec<Step> {
                 .into_iter()
                 .nth(on)
                 .expect("one of three");
-            let scene = Scene {
+            let scene = DrawContext {
                 tree: &model.tree,
                 past: Vec::new(),
                 set_ids: false,

@@ -1,11 +1,11 @@
 //! The FUSE requests of each operation.
 
 use ckptfs::internals::engine::request::{
-    Looked, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
+    LookupResult, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
 };
 use ckptfs::internals::sys::{Errno, Kind, SysResult, Time, open_flags};
 
-use super::side::{CALLER, Side};
+use super::side::{BranchSide, CALLER};
 use crate::model::calls::{target, xattr};
 use crate::model::ops::{Op, Verb};
 use crate::model::tree::Tree;
@@ -14,7 +14,7 @@ use crate::model::world::data;
 /// FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 const PUNCH: i32 = 3;
 
-impl Side {
+impl BranchSide {
     /// Performs an operation on the engine. `tree` is the model before it; `self.model` already
     /// contains the result.
     pub(super) fn actual(
@@ -63,12 +63,12 @@ impl Side {
         self.know(id, entry)
     }
 
-    /// As [`Side::place_of`], for a name that does not exist: the kernel looks it up first.
+    /// As [`BranchSide::place_of`], for a name that does not exist: the kernel looks it up first.
     fn vacant<'p>(&mut self, tree: &Tree, path: &'p [u8]) -> SysResult<(NodeId, &'p [u8])> {
         let (dir, name) = self.place_of(tree, path)?;
         match self.engine().lookup(CALLER, dir, name)? {
-            Looked::Absent(_) => Ok((dir, name)),
-            Looked::Found(entry) => {
+            LookupResult::Absent(_) => Ok((dir, name)),
+            LookupResult::Found(entry) => {
                 self.engine().forget(entry.node, 1);
                 Err(Errno::EEXIST)
             }
@@ -139,7 +139,7 @@ impl Side {
             _ => open_flags::WRONLY,
         };
         let open = self.open_node(0, node, flags)?;
-        let (node, fh) = Side::fh_of(&open);
+        let (node, fh) = BranchSide::fh_of(&open);
         let done = match op.verb {
             Verb::Put => self.write(&open, 0, &data(n(1), n(0))),
             Verb::Write => self.write(&open, n(0), &data(n(2), n(1))),
@@ -163,7 +163,7 @@ impl Side {
         let result = self
             .open_node(0, into, open_flags::WRONLY)
             .and_then(|into| {
-                let ((a, a_fh), (b, b_fh)) = (Side::fh_of(&from), Side::fh_of(&into));
+                let ((a, a_fh), (b, b_fh)) = (BranchSide::fh_of(&from), BranchSide::fh_of(&into));
                 let (mut done, length) = (0, op.number(2));
                 while done < length {
                     let part = self.engine().copy_file_range(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ckptfs::internals::engine::IoChoice;
 
-use super::side::Side;
+use super::side::BranchSide;
 use crate::common::image::DEFAULT_BYTES;
 use crate::common::random::{count, seed};
 use crate::common::{Fs, Image, skip};
@@ -106,13 +106,13 @@ pub fn steps(text: &str) -> Vec<Step> {
 }
 
 /// A tree and its branches.
-struct Sides {
+struct BranchTrees {
     /// Branches follow their parents.
-    sides: Vec<Side>,
+    sides: Vec<BranchSide>,
     dir: std::path::PathBuf,
 }
 
-impl Sides {
+impl BranchTrees {
     fn step(&mut self, step: &Step) -> Result<(), String> {
         let number = self.sides.len();
         let Some(side) = self.sides.get_mut(step.on) else {
@@ -188,21 +188,21 @@ impl fmt::Display for Failure {
 }
 
 /// Fresh directories on one image.
-pub struct Bench {
+pub struct BranchBench {
     image: Image,
     io: IoChoice,
     next: AtomicU64,
 }
 
-impl Bench {
+impl BranchBench {
     /// Returns `None`, after a message, if the filesystem is not available.
-    pub fn new(fs: Fs, io: IoChoice) -> Option<Bench> {
+    pub fn new(fs: Fs, io: IoChoice) -> Option<BranchBench> {
         match fs.unavailable() {
             Some(reason) => {
                 skip(&reason);
                 None
             }
-            None => Some(Bench {
+            None => Some(BranchBench {
                 image: Image::in_memory(fs, DEFAULT_BYTES),
                 io,
                 next: AtomicU64::new(1),
@@ -222,8 +222,8 @@ impl Bench {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let first = dir.join("t0");
             std::fs::create_dir(&first).map_err(|error| error.to_string())?;
-            let mut sides = Sides {
-                sides: vec![Side::new(&first, self.io)?],
+            let mut sides = BranchTrees {
+                sides: vec![BranchSide::new(&first, self.io)?],
                 dir: dir.clone(),
             };
             let result = drive(&mut sides, source, &mut done);
@@ -311,8 +311,8 @@ pub fn text(steps: &[Step]) -> String {
 }
 
 /// Draws or reads steps and performs them; `done` receives those performed.
-fn drive(sides: &mut Sides, source: &Source<'_>, done: &mut Vec<Step>) -> Result<(), String> {
-    let mut step = |sides: &mut Sides, step: Step| {
+fn drive(sides: &mut BranchTrees, source: &Source<'_>, done: &mut Vec<Step>) -> Result<(), String> {
+    let mut step = |sides: &mut BranchTrees, step: Step| {
         done.push(step.clone());
         sides
             .step(&step)

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ckptfs::api::{CheckpointOptions, Delete, RestoreOptions, StateName, Times as Kept};
-use ckptfs::internals::engine::request::{Caller, Entry, Looked, NodeId, Service};
+use ckptfs::internals::engine::request::{Caller, Entry, LookupResult, NodeId, Service};
 use ckptfs::internals::engine::{Config, Engine, IoChoice};
 use ckptfs::internals::history::base::Base;
 use ckptfs::internals::store::ids::CheckpointId;
 use ckptfs::internals::sys::{self, Errno, SysResult};
 
-use super::handles::{HANDLES, Open};
-use super::look::{Looks, look};
+use super::handles::{BranchHandle, HANDLES};
+use super::look::{ReadOptions, look};
 use crate::model::expected::expected;
-use crate::model::generate::Scene;
-use crate::model::observe::{Times, compare};
+use crate::model::generate::DrawContext;
+use crate::model::observe::{StampTimes, compare};
 use crate::model::ops::{Op, Verb, bytes};
 use crate::model::tree::{Body, Id, Model, Node, ROOT, Tree};
 use crate::model::world::same;
@@ -31,7 +31,7 @@ pub const CALLER: Caller = Caller {
 };
 
 /// The origin of a branch.
-pub struct From {
+pub struct BranchOrigin {
     /// The index of its parent.
     pub side: usize,
     pub at: u64,
@@ -41,22 +41,22 @@ pub struct From {
 
 /// A checkpoint.
 #[derive(Clone)]
-pub struct Snap {
+pub struct BranchCheckpoint {
     id: u64,
     tree: Tree,
     numbers: HashMap<Id, u64>,
 }
 
 /// A tree.
-pub struct Side {
+pub struct BranchSide {
     pub dir: PathBuf,
-    pub from: Option<From>,
+    pub from: Option<BranchOrigin>,
     pub model: Model,
-    pub times: Times,
-    snaps: Vec<Snap>,
+    pub times: StampTimes,
+    snaps: Vec<BranchCheckpoint>,
     /// Checkpoints that are bases of branches.
     pub held: BTreeSet<u64>,
-    pub(super) handles: [Option<Open>; HANDLES],
+    pub(super) handles: [Option<BranchHandle>; HANDLES],
     engine: Option<Arc<Engine>>,
     io: IoChoice,
     /// Inode numbers once seen, which never change.
@@ -68,13 +68,13 @@ pub struct Side {
     looks: u64,
 }
 
-impl Side {
-    pub fn new(dir: &Path, io: IoChoice) -> Result<Side, String> {
-        let mut side = Side {
+impl BranchSide {
+    pub fn new(dir: &Path, io: IoChoice) -> Result<BranchSide, String> {
+        let mut side = BranchSide {
             dir: dir.to_owned(),
             from: None,
             model: Model::new(),
-            times: Times::default(),
+            times: StampTimes::default(),
             snaps: Vec::new(),
             held: BTreeSet::new(),
             handles: Default::default(),
@@ -90,7 +90,7 @@ impl Side {
     }
 
     /// Creates a branch of this tree, which has index `number`.
-    pub fn branch(&mut self, number: usize, dir: &Path) -> Result<Side, String> {
+    pub fn branch(&mut self, number: usize, dir: &Path) -> Result<BranchSide, String> {
         // Records all times and numbers that must be equal in the branch.
         self.check_live()?;
         let at = self.checkpoint()?;
@@ -101,8 +101,8 @@ impl Side {
             .keys()
             .filter_map(|id| Some((*id, *self.numbers.get(id)?)))
             .collect();
-        let mut side = Side {
-            from: Some(From {
+        let mut side = BranchSide {
+            from: Some(BranchOrigin {
                 side: number,
                 at,
                 numbers: numbers.iter().map(|(id, number)| (*number, *id)).collect(),
@@ -163,8 +163,8 @@ impl Side {
     }
 
     /// Returns the state from which operations are drawn.
-    pub fn scene(&self) -> Scene<'_> {
-        Scene {
+    pub fn scene(&self) -> DrawContext<'_> {
+        DrawContext {
             tree: &self.model.tree,
             past: self.snaps.iter().map(|snap| &snap.tree).collect(),
             set_ids: false,
@@ -224,8 +224,8 @@ impl Side {
             Err(errno) => return Err(format!("directory {dir}: {errno}")),
         };
         match self.engine().lookup(CALLER, node, &name) {
-            Ok(Looked::Absent(_)) => Ok(()),
-            Ok(Looked::Found(entry)) => {
+            Ok(LookupResult::Absent(_)) => Ok(()),
+            Ok(LookupResult::Found(entry)) => {
                 self.engine().forget(entry.node, 1);
                 Err("it exists".to_owned())
             }
@@ -269,8 +269,8 @@ impl Side {
             node = match self.nodes.get(&at).filter(|_| known) {
                 Some((known, _)) => *known,
                 None => match self.engine().lookup(CALLER, node, name)? {
-                    Looked::Found(entry) => self.know(at, entry),
-                    Looked::Absent(_) => return Err(Errno::ENOENT),
+                    LookupResult::Found(entry) => self.know(at, entry),
+                    LookupResult::Absent(_) => return Err(Errno::ENOENT),
                 },
             };
         }
@@ -325,8 +325,9 @@ impl Side {
                     return Err(format!("{shown}: inode number {seen}, previously {known}"));
                 }
                 None => {
-                    let is_another =
-                        |from: &From| from.numbers.get(&seen).is_some_and(|other| *other != id);
+                    let is_another = |from: &BranchOrigin| {
+                        from.numbers.get(&seen).is_some_and(|other| *other != id)
+                    };
                     if self.from.as_ref().is_some_and(is_another) {
                         return Err(format!(
                             "{shown}: inode number {seen} belongs to the parent"
@@ -341,7 +342,7 @@ impl Side {
 
     /// Checks that every checkpoint is unchanged.
     pub fn check_views(&mut self) -> Result<(), String> {
-        for Snap { id, tree, .. } in self.snaps.clone() {
+        for BranchCheckpoint { id, tree, .. } in self.snaps.clone() {
             let sight = self.sight(&[b".snapshots", id.to_string().as_bytes()])?;
             let what = format!("checkpoint {id}");
             compare(&what, &tree, &sight, &mut self.times, &BTreeSet::new())?;
@@ -349,9 +350,9 @@ impl Side {
         Ok(())
     }
 
-    fn sight(&mut self, way: &[&[u8]]) -> Result<crate::model::observe::Sight, String> {
+    fn sight(&mut self, way: &[&[u8]]) -> Result<crate::model::observe::ObservedTree, String> {
         self.looks += 1;
-        let how = Looks {
+        let how = ReadOptions {
             names_max: 1 + (self.looks % 4) as usize,
             plus: self.looks.is_multiple_of(3),
         };
@@ -369,7 +370,7 @@ impl Side {
 
     /// Records a checkpoint of the current tree.
     fn keep(&mut self, id: u64) {
-        self.snaps.push(Snap {
+        self.snaps.push(BranchCheckpoint {
             id,
             tree: self.model.tree.reachable(),
             numbers: self.numbers.clone(),
@@ -380,14 +381,14 @@ impl Side {
         verb.run(self.engine(), &CALLER.actor().into())
     }
 
-    fn picked(&self, op: &Op) -> Option<Snap> {
+    fn picked(&self, op: &Op) -> Option<BranchCheckpoint> {
         let index = (op.number(0) as usize).checked_rem(self.snaps.len())?;
         self.snaps.get(index).cloned()
     }
 
     fn delete(&mut self, op: &Op) -> Result<(), String> {
-        let free = |snap: &Snap| !self.held.contains(&snap.id);
-        let Some(Snap { id, .. }) = self.picked(op).filter(free) else {
+        let free = |snap: &BranchCheckpoint| !self.held.contains(&snap.id);
+        let Some(BranchCheckpoint { id, .. }) = self.picked(op).filter(free) else {
             return Ok(());
         };
         let verb = Delete {
@@ -401,7 +402,7 @@ impl Side {
     }
 
     fn restore(&mut self, op: &Op) -> Result<(), String> {
-        let Some(Snap {
+        let Some(BranchCheckpoint {
             id,
             mut tree,
             numbers,
@@ -452,7 +453,7 @@ fn path_above(path: &[u8]) -> &[u8] {
     }
 }
 
-impl Drop for Side {
+impl Drop for BranchSide {
     fn drop(&mut self) {
         self.close();
     }

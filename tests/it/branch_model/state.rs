@@ -8,15 +8,15 @@ use ckptfs::internals::store::ids::{Name, Slot};
 use ckptfs::internals::store::record::{AttrState, Child};
 use ckptfs::internals::sys::{Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
 use ckptfs::internals::tree::Tree as Reads;
-use ckptfs::internals::tree::merge::{self, How};
+use ckptfs::internals::tree::merge::{self, MergeOptions};
 
-use crate::model::observe::{Seen, Sight};
+use crate::model::observe::{ObservedNode, ObservedTree};
 use crate::model::tree::{Body, Node, Tree};
 
 /// A state of a tree.
-pub struct State(pub Tree);
+pub struct ModelState(pub Tree);
 
-impl State {
+impl ModelState {
     fn node(&self, slot: Slot) -> SysResult<&Node> {
         self.0.nodes.get(&slot.0).ok_or(Errno::ESTALE)
     }
@@ -39,7 +39,7 @@ fn kind(node: &Node) -> Kind {
     }
 }
 
-impl Reads for State {
+impl Reads for ModelState {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         match &self.node(dir.slot)?.body {
             Body::Dir(names) => Ok(names.get(name.as_bytes()).map(|id| self.lead(*id))),
@@ -100,7 +100,7 @@ impl Reads for State {
     fn same_content(
         &self,
         file: &Arc<Trail>,
-        other: &State,
+        other: &ModelState,
         there: &Arc<Trail>,
     ) -> SysResult<bool> {
         let (here, there) = (self.node(file.slot)?, other.node(there.slot)?);
@@ -114,12 +114,16 @@ impl Reads for State {
 }
 
 /// Returns the result of the code under test: the merged tree, or the conflicts.
-pub fn merged(base: &State, ours: &State, theirs: &State) -> Result<Result<Sight, String>, Errno> {
-    let outcome = merge::merge(base, ours, theirs, &How::default())?;
+pub fn merged(
+    base: &ModelState,
+    ours: &ModelState,
+    theirs: &ModelState,
+) -> Result<Result<ObservedTree, String>, Errno> {
+    let outcome = merge::merge(base, ours, theirs, &MergeOptions::default())?;
     if !outcome.conflicts().is_empty() {
         return Ok(Err(format!("{:?}", outcome.conflicts())));
     }
-    let mut sight = Sight::new();
+    let mut sight = ObservedTree::new();
     let mut open = vec![(Vec::new(), Trail::root())];
     while let Some((path, at)) = open.pop() {
         let attr = outcome.attr(&at)?;
@@ -143,7 +147,7 @@ pub fn merged(base: &State, ours: &State, theirs: &State) -> Result<Result<Sight
         let stat = attr.stat;
         sight.insert(
             path,
-            Seen {
+            ObservedNode {
                 body,
                 mode: stat.mode,
                 uid: stat.uid,

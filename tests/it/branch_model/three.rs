@@ -22,18 +22,18 @@ pub enum Merged {
 }
 
 /// A state, with ids common to all three.
-struct Side {
+struct ModelMergeInput {
     nodes: BTreeMap<Id, Node>,
     places: BTreeMap<Id, BTreeSet<At>>,
     unclear: Option<&'static str>,
 }
 
-impl Side {
+impl ModelMergeInput {
     /// `others` are the states compared before. An inode that is not in the base by number is
     /// searched by place. In the base it may replace a removed inode; on the other side, one may
     /// have been created at the same place.
-    fn of(tree: &Tree, others: &[&Side]) -> Side {
-        let mut side = Side {
+    fn of(tree: &Tree, others: &[&ModelMergeInput]) -> ModelMergeInput {
+        let mut side = ModelMergeInput {
             nodes: BTreeMap::from([(ROOT, tree.node(ROOT).clone())]),
             places: BTreeMap::new(),
             unclear: None,
@@ -69,7 +69,7 @@ impl Side {
         side
     }
 
-    fn stands_for(&self, tree: &Tree, id: Id, at: &At, others: &[&Side]) -> Id {
+    fn stands_for(&self, tree: &Tree, id: Id, at: &At, others: &[&ModelMergeInput]) -> Id {
         let Some((base, rest)) = others.split_first() else {
             return id;
         };
@@ -120,14 +120,18 @@ impl Side {
 
 /// Splits files of the base: hard links that lead to different files now, on one side or on both,
 /// become separate files.
-fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static str> {
+fn part(
+    base: &mut ModelMergeInput,
+    ours: &mut ModelMergeInput,
+    theirs: &mut ModelMergeInput,
+) -> Option<&'static str> {
     let mut unclear = None;
     let linked = base.places.clone().into_iter();
     for (file, places) in linked.filter(|(_, places)| places.len() > 1) {
         if base.nodes[&file].content().is_none() {
             continue;
         }
-        let lead = |side: &Side, at: &At| {
+        let lead = |side: &ModelMergeInput, at: &At| {
             let id = side.at(at)?;
             let is_new = !base.nodes.contains_key(&id) && side.nodes[&id].content().is_some();
             (id == file || is_new).then_some(id)
@@ -148,7 +152,7 @@ fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static 
             }
             let one = if *here == file { *there } else { *here };
             // A new file keeps its other names.
-            let all = |side: &Side, led: Id| match led == file {
+            let all = |side: &ModelMergeInput, led: Id| match led == file {
                 true => places.clone(),
                 false => side.places(led),
             };
@@ -179,10 +183,10 @@ fn same_body(a: &Node, b: &Node) -> bool {
     (a.is_dir() && b.is_dir()) || a.body == b.body
 }
 
-struct Merge {
-    base: Side,
-    ours: Side,
-    theirs: Side,
+struct ModelMerge {
+    base: ModelMergeInput,
+    ours: ModelMergeInput,
+    theirs: ModelMergeInput,
     clashes: Vec<String>,
     unclear: Option<&'static str>,
     result: BTreeMap<Id, (Node, BTreeSet<At>)>,
@@ -190,12 +194,12 @@ struct Merge {
 
 /// Applies the changes from `base` to `theirs` to `ours`.
 pub fn merge(base: &Tree, ours: &Tree, theirs: &Tree) -> Merged {
-    let mut base = Side::of(base, &[]);
-    let mut ours = Side::of(ours, &[&base]);
-    let mut theirs = Side::of(theirs, &[&base, &ours]);
+    let mut base = ModelMergeInput::of(base, &[]);
+    let mut ours = ModelMergeInput::of(ours, &[&base]);
+    let mut theirs = ModelMergeInput::of(theirs, &[&base, &ours]);
     let parted = part(&mut base, &mut ours, &mut theirs);
     let unclear = ours.unclear.or(theirs.unclear).or(parted);
-    let mut merge = Merge {
+    let mut merge = ModelMerge {
         base,
         ours,
         theirs,
@@ -219,13 +223,13 @@ pub fn merge(base: &Tree, ours: &Tree, theirs: &Tree) -> Merged {
     }
 }
 
-impl Merge {
+impl ModelMerge {
     fn clash(&mut self, id: Id, what: &str) {
         self.clashes.push(format!("{id} {what}"));
     }
 
     fn inode(&mut self, id: Id) {
-        let node = |side: &Side| side.nodes.get(&id).cloned();
+        let node = |side: &ModelMergeInput| side.nodes.get(&id).cloned();
         let nodes = (node(&self.base), node(&self.ours), node(&self.theirs));
         let (node, places) = match nodes {
             (_, None, None) => return,

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::support::Sandbox;
-use crate::common::page::{Step, fits, steps};
+use crate::common::page::{ConsoleStep, fits, steps};
 
 fn run_page(page: &Path) {
     let sandbox = Sandbox::new();
@@ -15,7 +15,7 @@ fn run_page(page: &Path) {
     let state = sandbox.path.join("out/cwd");
     fs::create_dir(sandbox.path.join("work")).expect("mkdir");
     fs::write(&state, sandbox.path.join("work").display().to_string()).expect("state");
-    for Step { command, said } in &steps {
+    for ConsoleStep { command, said } in &steps {
         let mut shell = sandbox.hermetic("bash", "work");
         // The page shows stderr and stdout together, as a terminal does.
         shell

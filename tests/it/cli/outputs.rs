@@ -37,7 +37,7 @@ const SETTLE: &str = "while stats=$(ckptfs --json status -v 2>/dev/null) && [[ !
 type Texts = BTreeMap<String, String>;
 
 /// Calls of verbs: the verb, whether as JSON, and whether it succeeded.
-type Seen = BTreeSet<(String, bool, bool)>;
+type VerbCalls = BTreeSet<(String, bool, bool)>;
 
 fn here() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/cli"))
@@ -94,7 +94,7 @@ struct Story {
     verbs: Vec<String>,
     dir: String,
     texts: Texts,
-    seen: Seen,
+    seen: VerbCalls,
 }
 
 impl Story {
@@ -124,7 +124,7 @@ impl Story {
             verbs: verbs(),
             dir: String::new(),
             texts: Texts::new(),
-            seen: Seen::new(),
+            seen: VerbCalls::new(),
         };
         for line in lines_of(&text_of(name)) {
             story.line(line);
@@ -151,7 +151,7 @@ impl Story {
 }
 
 /// Returns the outcomes that the stories lack, for verbs without subcommands.
-fn missing(seen: &Seen) -> Vec<String> {
+fn missing(seen: &VerbCalls) -> Vec<String> {
     let verbs = verbs();
     let has_others = |verb: &str| {
         let below = format!("{verb} ");
@@ -256,7 +256,7 @@ fn every_verb_prints_what_is_known() {
         told.map(|story| story.expect("the story runs to its end"))
             .collect()
     });
-    let (mut texts, mut seen) = (Texts::new(), Seen::new());
+    let (mut texts, mut seen) = (Texts::new(), VerbCalls::new());
     for story in &told {
         for (verb, text) in &story.texts {
             texts.entry(verb.clone()).or_default().push_str(text);

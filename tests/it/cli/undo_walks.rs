@@ -35,7 +35,7 @@ impl Random {
 /// State that an operation can change: the tree, and requested checkpoints with tags, note and pin.
 /// Guards are not compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct HistoryState {
     checkpoints: BTreeMap<u64, (Vec<String>, String, Option<String>)>,
     tree: String,
 }
@@ -65,7 +65,7 @@ impl World {
         })
     }
 
-    fn see(&mut self) -> Seen {
+    fn see(&mut self) -> HistoryState {
         let all = self.client().ask(Query::default()).expect("a list");
         let asked = all
             .into_iter()
@@ -73,7 +73,7 @@ impl World {
         let checkpoints = asked
             .map(|one| (one.id.0, (one.tags, one.note, one.pinned)))
             .collect();
-        Seen {
+        HistoryState {
             checkpoints,
             tree: fs::read_to_string(self.sandbox.path.join("p/file")).expect("the file"),
         }
@@ -186,7 +186,7 @@ fn walked(seed: u64) {
             .expect("a checkpoint");
     }
     // A write is not an operation and is not undone: from here on only restores change the tree.
-    let mut states: BTreeMap<u64, Seen> = BTreeMap::from([(WRITES as u64, world.see())]);
+    let mut states: BTreeMap<u64, HistoryState> = BTreeMap::from([(WRITES as u64, world.see())]);
     for _ in 0..STEPS {
         let refused: Option<VerbError> = world.operate().err();
         let known = [

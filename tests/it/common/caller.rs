@@ -5,7 +5,7 @@ use rustix::thread::CapabilitySet;
 
 /// The credentials of a calling thread (credentials(7)).
 #[derive(Clone, Copy)]
-pub struct Caller {
+pub struct CallerCreds {
     /// The name in messages.
     pub name: &'static str,
     pub uid: u32,
@@ -16,15 +16,15 @@ pub struct Caller {
     pub keeps: bool,
 }
 
-/// See [`Caller`].
+/// See [`CallerCreds`].
 pub const fn caller(
     name: &'static str,
     uid: u32,
     gid: u32,
     groups: &'static [u32],
     keeps: bool,
-) -> Caller {
-    Caller {
+) -> CallerCreds {
+    CallerCreds {
         name,
         uid,
         gid,
@@ -33,7 +33,7 @@ pub const fn caller(
     }
 }
 
-impl Caller {
+impl CallerCreds {
     /// Runs `act` with these credentials, in a new thread because credentials are per thread.
     pub fn does<T: Send>(self, act: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {

@@ -44,7 +44,7 @@ pub mod user;
 pub mod variant;
 pub mod wait;
 
-pub use caller::{Caller, caller};
+pub use caller::{CallerCreds, caller};
 pub use command::{fails, has, run_limited, stdout_of, succeeds, tool};
 pub use image::{Below, Fs, Image};
 pub use mount::Mount;

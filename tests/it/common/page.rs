@@ -4,15 +4,15 @@
 
 /// A command and its expected output.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ConsoleStep {
     pub command: String,
     /// The expected output, line by line.
     pub said: Vec<String>,
 }
 
 /// Returns the commands of a page, in order.
-pub fn steps(page: &str) -> Vec<Step> {
-    let (mut steps, mut inside): (Vec<Step>, bool) = (Vec::new(), false);
+pub fn steps(page: &str) -> Vec<ConsoleStep> {
+    let (mut steps, mut inside): (Vec<ConsoleStep>, bool) = (Vec::new(), false);
     for line in page.lines() {
         if line.starts_with("```") {
             assert!(
@@ -21,7 +21,7 @@ pub fn steps(page: &str) -> Vec<Step> {
             );
             inside = !inside;
         } else if let Some(command) = line.strip_prefix("$ ").filter(|_| inside) {
-            steps.push(Step {
+            steps.push(ConsoleStep {
                 command: command.to_owned(),
                 said: Vec::new(),
             });

@@ -189,7 +189,7 @@ impl Pool {
         let Some(minor) = minor_of(point) else {
             return detach(point);
         };
-        let copies = Copies::of(minor);
+        let copies = FuseMounts::of(minor);
         let said = try_run_limited(self.ckptfs(&["umount"]).arg(point), UMOUNT_SECONDS);
         let is_left = said.is_err() || minor_of(point).is_some();
         if (is_left || self.has_copies) && copies.are_left() {
@@ -223,19 +223,19 @@ impl HalfRequests {
 
 /// The mounts of one FUSE filesystem in all namespaces. The kernel reuses the number of a
 /// connection immediately: an abort by number alone ended mounts of other tests.
-pub struct Copies {
+pub struct FuseMounts {
     device: String,
     source: String,
 }
 
-impl Copies {
+impl FuseMounts {
     /// Returns the filesystem with this device minor.
-    pub fn of(minor: u32) -> Copies {
+    pub fn of(minor: u32) -> FuseMounts {
         let device = format!(" 0:{minor} ");
         let table = mount_table("self");
         let line = table.lines().find(|line| line.contains(&device));
         let source = line.and_then(|line| line.split(" - ").nth(1));
-        Copies {
+        FuseMounts {
             source: source.unwrap_or_default().to_owned(),
             device,
         }
@@ -279,7 +279,7 @@ impl Drop for Pool {
         // Mounts outside the pool first, then the filesystems, each of which ends with its last
         // mount, and images last.
         for point in elsewhere {
-            match minor_of(&point).map(Copies::of) {
+            match minor_of(&point).map(FuseMounts::of) {
                 Some(copies) if copies.in_table("self") == 1 => self.take_away(&point),
                 _ => detach(&point),
             }

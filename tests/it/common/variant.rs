@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ckptfs::Client;
 use ckptfs::api::Fault;
-use ckptfs::internals::sys::fault::Plan;
+use ckptfs::internals::sys::fault::FaultPlan;
 
 use super::image::{Fs, Image};
 use super::mount::Mount;
@@ -67,7 +67,7 @@ impl Rig {
 
     /// Sets the fault plan for the daemon's system calls. Returns the number of calls since the
     /// last plan, and of those that failed.
-    pub fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
+    pub fn fault(&self, plan: Option<FaultPlan>) -> (u64, u64) {
         let store = File::open(self.path().join(".ckptfs")).expect("the store");
         let mut client = Client::connect(store).expect("the daemon");
         client.ask(Fault { plan }).expect("an answer")

@@ -14,7 +14,7 @@ pub const WAIT: Duration = Duration::from_secs(WAIT_SECONDS);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The result of one poll: a value if the condition is met, otherwise the current state.
-pub trait Look {
+pub trait PollResult {
     type Found;
 
     /// # Errors
@@ -22,7 +22,7 @@ pub trait Look {
     fn found(self) -> Result<Self::Found, String>;
 }
 
-impl Look for bool {
+impl PollResult for bool {
     type Found = ();
 
     fn found(self) -> Result<(), String> {
@@ -30,7 +30,7 @@ impl Look for bool {
     }
 }
 
-impl<T> Look for Option<T> {
+impl<T> PollResult for Option<T> {
     type Found = T;
 
     fn found(self) -> Result<T, String> {
@@ -38,7 +38,7 @@ impl<T> Look for Option<T> {
     }
 }
 
-impl<T, S: Debug> Look for Result<T, S> {
+impl<T, S: Debug> PollResult for Result<T, S> {
     type Found = T;
 
     fn found(self) -> Result<T, String> {
@@ -59,13 +59,17 @@ pub fn same<S: Debug + PartialEq<T>, T>(found: S, expected: T) -> Result<(), S> 
 /// Repeats `look` until the condition is met, and returns its value. Panics after [`WAIT`] with the
 /// condition and the last state.
 #[track_caller]
-pub fn wait_until<L: Look>(what: &str, look: impl FnMut() -> L) -> L::Found {
+pub fn wait_until<L: PollResult>(what: &str, look: impl FnMut() -> L) -> L::Found {
     wait_longer(what, WAIT_SECONDS, look)
 }
 
 /// As [`wait_until`], with another limit, for work that takes longer on a busy machine.
 #[track_caller]
-pub fn wait_longer<L: Look>(what: &str, seconds: u64, mut look: impl FnMut() -> L) -> L::Found {
+pub fn wait_longer<L: PollResult>(
+    what: &str,
+    seconds: u64,
+    mut look: impl FnMut() -> L,
+) -> L::Found {
     let (began, mut looks) = (Instant::now(), 0);
     loop {
         looks += 1;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use crate::concurrent::model::Rng;
+use crate::concurrent::model::WorkerRng;
 
 /// The directory.
 pub const DIR: &str = "fight";
@@ -33,7 +33,7 @@ fn check<T>(what: &str, path: &Path, result: io::Result<T>, allowed: &[Errno]) -
     }
 }
 
-fn name(rng: &mut Rng, dir: &Path) -> PathBuf {
+fn name(rng: &mut WorkerRng, dir: &Path) -> PathBuf {
     let name = format!("n{}", rng.below(FILES));
     // Some names are in directories that are created and removed.
     if rng.below(4) == 0 {
@@ -44,7 +44,7 @@ fn name(rng: &mut Rng, dir: &Path) -> PathBuf {
 }
 
 /// Performs one random operation.
-pub fn fight(rng: &mut Rng, tree: &Path) {
+pub fn fight(rng: &mut WorkerRng, tree: &Path) {
     let dir = tree.join(DIR);
     let (one, two, sub) = (
         name(rng, &dir),
@@ -110,7 +110,7 @@ pub fn fight(rng: &mut Rng, tree: &Path) {
     }
 }
 
-fn look(rng: &mut Rng, path: &Path, dir: &Path) {
+fn look(rng: &mut WorkerRng, path: &Path, dir: &Path) {
     let gone = [Errno::NOENT];
     if rng.below(2) == 0 {
         let names = check(

@@ -11,7 +11,7 @@ use std::thread;
 
 use crate::common::tree::{TreeOpts, assert_tree_is, tree};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
-use crate::cut::map::Map;
+use crate::cut::map::SharedMapping;
 
 for_each_variant! { reflink => everybody_changes_inherited_files }
 
@@ -28,11 +28,11 @@ const APPENDS: usize = 10;
 const RENAMES: usize = 12;
 
 /// Descriptors and mappings opened before a change.
-struct Held {
+struct EarlierOpens {
     read: File,
-    map: Map,
+    map: SharedMapping,
     /// Only for files with an even number.
-    stores: Option<Map>,
+    stores: Option<SharedMapping>,
 }
 
 fn name(number: usize) -> String {
@@ -117,15 +117,15 @@ fn read(path: &Path, number: usize) {
     }
 }
 
-fn hold(path: &Path, number: usize) -> Held {
+fn hold(path: &Path, number: usize) -> EarlierOpens {
     let read = File::open(path).unwrap();
-    let map = Map::read_only(read.try_clone().unwrap(), CELL);
+    let map = SharedMapping::read_only(read.try_clone().unwrap(), CELL);
     map.load(0);
     let stores = number.is_multiple_of(2).then(|| {
         let file = OpenOptions::new().read(true).write(true).open(path);
-        Map::new(file.unwrap(), CELL)
+        SharedMapping::new(file.unwrap(), CELL)
     });
-    Held { read, map, stores }
+    EarlierOpens { read, map, stores }
 }
 
 /// Returns the final content of the file.
@@ -174,7 +174,7 @@ fn all_at_once(rig: &Rig, number: usize) {
                 .unwrap(),
         }
     });
-    let Held { read, map, stores } = held;
+    let EarlierOpens { read, map, stores } = held;
     assert_eq!(map.load(0), number as u64, "file {number}, mapped before");
     drop(stores);
     let mut content = vec![0; expected(number).len() + 1];

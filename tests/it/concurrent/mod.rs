@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use crate::common::random::{is_long, seed};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, scratch};
-use model::Shown;
-use role::{Crew, Orders, Role, WORKERS};
+use model::DiskNode;
+use role::{ProcessGroup, ProcessTask, Role, WORKERS};
 
 /// Default duration in seconds (`CKPTFS_SECONDS`).
 const SECONDS: u64 = 4;
@@ -44,7 +44,7 @@ fn nothing_is_lost(v: Variant) {
     let mut rig = v.start_with(opts, |root| worker::prepare(root, WORKERS));
     let notes = scratch();
     let notes = notes.path();
-    let mut crew = Crew::default();
+    let mut crew = ProcessGroup::default();
     for index in 0..WORKERS {
         crew.start(orders(Role::Worker, rig.path(), notes, index));
     }
@@ -81,8 +81,8 @@ fn nothing_is_lost(v: Variant) {
     );
 }
 
-fn orders(role: Role, tree: &Path, notes: &Path, index: usize) -> Orders {
-    Orders {
+fn orders(role: Role, tree: &Path, notes: &Path, index: usize) -> ProcessTask {
+    ProcessTask {
         role,
         tree: tree.to_owned(),
         notes: notes.to_owned(),
@@ -93,10 +93,10 @@ fn orders(role: Role, tree: &Path, notes: &Path, index: usize) -> Orders {
 }
 
 /// Returns the operation count and the models of all workers together.
-fn said(notes: &Path) -> (u64, BTreeMap<String, Shown>) {
+fn said(notes: &Path) -> (u64, BTreeMap<String, DiskNode>) {
     let (mut operations, mut all) = (0, BTreeMap::new());
     for index in 0..WORKERS {
-        let (count, mine): (u64, BTreeMap<String, Shown>) =
+        let (count, mine): (u64, BTreeMap<String, DiskNode>) =
             role::read_note(notes, &worker::name(index));
         operations += count;
         all.extend(mine);
@@ -105,7 +105,7 @@ fn said(notes: &Path) -> (u64, BTreeMap<String, Shown>) {
 }
 
 /// Asserts that the workers' names below `root` equal their models, without additional names.
-fn live_is(expected: &BTreeMap<String, Shown>, root: &Path, what: &str) {
+fn live_is(expected: &BTreeMap<String, DiskNode>, root: &Path, what: &str) {
     let mut found = BTreeMap::new();
     for part in worker::OWNED {
         model::show_all(root, part, &mut found);
@@ -241,12 +241,12 @@ for_each_variant! { branch => nothing_is_lost }
 /// validates its model.
 #[test]
 fn one_of_the_crew() {
-    match Orders::given() {
+    match ProcessTask::given() {
         Some(orders) => role::run(&orders),
         None => {
             let (plain, notes) = (scratch(), scratch());
             worker::prepare(plain.path(), 1);
-            role::run(&Orders {
+            role::run(&ProcessTask {
                 seconds: 1,
                 ..orders(Role::Worker, plain.path(), notes.path(), 0)
             });

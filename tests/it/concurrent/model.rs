@@ -7,11 +7,11 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 /// Seeded random numbers (xorshift64*).
-pub struct Rng(u64);
+pub struct WorkerRng(u64);
 
-impl Rng {
-    pub fn new(seed: u64) -> Rng {
-        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+impl WorkerRng {
+    pub fn new(seed: u64) -> WorkerRng {
+        WorkerRng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
     fn next(&mut self) -> u64 {
@@ -42,7 +42,7 @@ impl Rng {
 
 /// The observed target of a name, for reports and comparisons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Shown {
+pub enum DiskNode {
     /// A regular file: size, content hash, link count.
     File(u64, String, u64),
     Dir,
@@ -50,9 +50,9 @@ pub enum Shown {
     Link(String),
 }
 
-impl Shown {
-    fn file(data: &[u8], names: u64) -> Shown {
-        Shown::File(
+impl DiskNode {
+    fn file(data: &[u8], names: u64) -> DiskNode {
+        DiskNode::File(
             data.len() as u64,
             blake3::hash(data).to_hex()[..16].to_owned(),
             names,
@@ -60,24 +60,24 @@ impl Shown {
     }
 
     /// Reads a path; panics if it does not exist.
-    pub fn at(path: &Path) -> Shown {
+    pub fn at(path: &Path) -> DiskNode {
         use std::os::unix::fs::MetadataExt;
         let told = |what: &str, error: std::io::Error| -> ! {
             panic!("{what} {}: {error}", path.display())
         };
         let stat = fs::symlink_metadata(path).unwrap_or_else(|error| told("stat", error));
         if stat.is_dir() {
-            return Shown::Dir;
+            return DiskNode::Dir;
         }
         if stat.is_symlink() {
-            return Shown::Link(
+            return DiskNode::Link(
                 fs::read_link(path)
                     .unwrap_or_else(|error| told("readlink", error))
                     .display()
                     .to_string(),
             );
         }
-        Shown::file(
+        DiskNode::file(
             &fs::read(path).unwrap_or_else(|error| told("read", error)),
             stat.nlink(),
         )
@@ -85,14 +85,14 @@ impl Shown {
 }
 
 /// Reads everything below `root/part`, by its path relative to `root`.
-pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, Shown>) {
+pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, DiskNode>) {
     let dir = root.join(part);
     for name in crate::concurrent::walk::names(&dir)
         .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
     {
         let path = format!("{part}/{name}");
-        let shown = Shown::at(&root.join(&path));
-        if shown == Shown::Dir {
+        let shown = DiskNode::at(&root.join(&path));
+        if shown == DiskNode::Dir {
             show_all(root, &path, into);
         }
         into.insert(path, shown);
@@ -101,7 +101,7 @@ pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, Shown>) {
 
 /// The target of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ModelNode {
     /// The regular file with this number.
     File(usize),
     Dir,
@@ -111,18 +111,18 @@ pub enum What {
 /// The names of one worker.
 #[derive(Default)]
 pub struct Model {
-    names: BTreeMap<String, What>,
+    names: BTreeMap<String, ModelNode>,
     /// The content of each regular file ever created.
     pub contents: Vec<Vec<u8>>,
 }
 
 impl Model {
-    pub fn get(&self, path: &str) -> Option<&What> {
+    pub fn get(&self, path: &str) -> Option<&ModelNode> {
         self.names.get(path)
     }
 
     /// Returns the paths whose target matches `wanted`.
-    pub fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
+    pub fn paths(&self, wanted: impl Fn(&ModelNode) -> bool) -> Vec<String> {
         self.names
             .iter()
             .filter(|(_, what)| wanted(what))
@@ -137,11 +137,11 @@ impl Model {
     /// Adds a new regular file.
     pub fn create(&mut self, path: &str, data: Vec<u8>) {
         self.contents.push(data);
-        self.put(path, What::File(self.contents.len() - 1));
+        self.put(path, ModelNode::File(self.contents.len() - 1));
     }
 
     /// Sets the target of a name.
-    pub fn put(&mut self, path: &str, what: What) {
+    pub fn put(&mut self, path: &str, what: ModelNode) {
         self.names.insert(path.to_owned(), what);
     }
 
@@ -168,7 +168,7 @@ impl Model {
         self.put_tree(a, from_b);
     }
 
-    fn take_tree(&mut self, path: &str) -> Vec<(String, What)> {
+    fn take_tree(&mut self, path: &str) -> Vec<(String, ModelNode)> {
         let keys: Vec<String> = self
             .names
             .keys()
@@ -184,7 +184,7 @@ impl Model {
             .collect()
     }
 
-    fn put_tree(&mut self, path: &str, tree: Vec<(String, What)>) {
+    fn put_tree(&mut self, path: &str, tree: Vec<(String, ModelNode)>) {
         self.names.extend(
             tree.into_iter()
                 .map(|(rest, what)| (format!("{path}{rest}"), what)),
@@ -192,23 +192,23 @@ impl Model {
     }
 
     /// Returns the expected target of a name.
-    pub fn shown(&self, path: &str) -> Option<Shown> {
+    pub fn shown(&self, path: &str) -> Option<DiskNode> {
         Some(match self.get(path)? {
-            What::Dir => Shown::Dir,
-            What::Link(target) => Shown::Link(target.clone()),
-            What::File(number) => {
+            ModelNode::Dir => DiskNode::Dir,
+            ModelNode::Link(target) => DiskNode::Link(target.clone()),
+            ModelNode::File(number) => {
                 let names = self
                     .names
                     .values()
-                    .filter(|what| **what == What::File(*number))
+                    .filter(|what| **what == ModelNode::File(*number))
                     .count();
-                Shown::file(&self.contents[*number], names as u64)
+                DiskNode::file(&self.contents[*number], names as u64)
             }
         })
     }
 
     /// Returns the expected targets of all names.
-    pub fn all(&self) -> BTreeMap<String, Shown> {
+    pub fn all(&self) -> BTreeMap<String, DiskNode> {
         self.names
             .keys()
             .filter_map(|path| Some((path.clone(), self.shown(path)?)))

@@ -41,7 +41,7 @@ pub enum Role {
 
 /// The orders of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub struct ProcessTask {
     pub role: Role,
     pub tree: PathBuf,
     /// The directory for its results.
@@ -51,9 +51,9 @@ pub struct Orders {
     pub seconds: u64,
 }
 
-impl Orders {
+impl ProcessTask {
     /// Returns the orders of this process, if any.
-    pub fn given() -> Option<Orders> {
+    pub fn given() -> Option<ProcessTask> {
         let text = std::env::var(VARIABLE).ok()?;
         Some(serde_json::from_str(&text).expect("the orders are valid"))
     }
@@ -73,7 +73,7 @@ impl Orders {
 }
 
 /// Executes the orders and writes the result.
-pub fn run(orders: &Orders) {
+pub fn run(orders: &ProcessTask) {
     match orders.role {
         Role::Worker => write_note(orders, &worker::work(orders)),
         Role::Checkpoints => checkpoints(orders),
@@ -81,7 +81,7 @@ pub fn run(orders: &Orders) {
     }
 }
 
-fn write_note(orders: &Orders, note: &impl Serialize) {
+fn write_note(orders: &ProcessTask, note: &impl Serialize) {
     let text = serde_json::to_string(note).expect("notes can be serialized");
     fs::write(orders.notes.join(format!("{}.json", orders.name())), text)
         .expect("the notes are outside the mount");
@@ -94,7 +94,7 @@ pub fn read_note<T: DeserializeOwned>(notes: &Path, name: &str) -> T {
     serde_json::from_str(&text).expect("notes can be serialized")
 }
 
-fn checkpoints(orders: &Orders) {
+fn checkpoints(orders: &ProcessTask) {
     let (started, dir) = (Instant::now(), orders.tree.join(".snapshots"));
     let mut going: Vec<PathBuf> = Vec::new();
     for number in 0.. {
@@ -118,7 +118,7 @@ fn checkpoints(orders: &Orders) {
 }
 
 /// Walks the newest view and a previously walked one in turn; returns the hash of each.
-fn walk_views(orders: &Orders) -> BTreeMap<String, String> {
+fn walk_views(orders: &ProcessTask) -> BTreeMap<String, String> {
     let (started, dir) = (Instant::now(), orders.tree.join(".snapshots"));
     let mut known: BTreeMap<String, String> = BTreeMap::new();
     let mut turn = 0;
@@ -151,13 +151,13 @@ fn walk_views(orders: &Orders) -> BTreeMap<String, String> {
 
 /// Running processes, killed when dropped.
 #[derive(Default)]
-pub struct Crew {
-    at_work: Vec<(Orders, Child)>,
+pub struct ProcessGroup {
+    at_work: Vec<(ProcessTask, Child)>,
 }
 
-impl Crew {
+impl ProcessGroup {
     /// Starts a process.
-    pub fn start(&mut self, orders: Orders) {
+    pub fn start(&mut self, orders: ProcessTask) {
         let log = File::create(log_of(&orders)).expect("the notes can be written");
         let copy = log.try_clone().expect("a descriptor can be copied");
         let mut command =
@@ -222,11 +222,11 @@ impl Crew {
     }
 }
 
-fn log_of(orders: &Orders) -> PathBuf {
+fn log_of(orders: &ProcessTask) -> PathBuf {
     orders.notes.join(format!("{}.log", orders.name()))
 }
 
-impl Drop for Crew {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         for (_, child) in &mut self.at_work {
             let _ = child.kill();

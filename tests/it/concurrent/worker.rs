@@ -11,8 +11,8 @@ use std::time::Instant;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::concurrent::fight;
-use crate::concurrent::model::{Model, Rng, Shown, What, is_below};
-use crate::concurrent::role::{Orders, WORKERS};
+use crate::concurrent::model::{DiskNode, Model, ModelNode, WorkerRng, is_below};
+use crate::concurrent::role::{ProcessTask, WORKERS};
 use crate::concurrent::walk;
 
 /// The root of the tree: the directory of the fight, the workers' directories, the shared ones, and
@@ -72,10 +72,10 @@ pub fn steps_follow(snapshots: &Path, views: &[String]) {
 }
 
 /// Works until the end of the run; returns the operation count and the model.
-pub fn work(orders: &Orders) -> (u64, BTreeMap<String, Shown>) {
+pub fn work(orders: &ProcessTask) -> (u64, BTreeMap<String, DiskNode>) {
     let started = Instant::now();
     let mut worker = Worker {
-        rng: Rng::new(orders.seed),
+        rng: WorkerRng::new(orders.seed),
         tree: orders.tree.clone(),
         me: name(orders.index),
         model: Model::default(),
@@ -89,14 +89,14 @@ pub fn work(orders: &Orders) -> (u64, BTreeMap<String, Shown>) {
     let mut all = worker.model.all();
     if orders.index == 0 {
         (0..SHARED_DIRS)
-            .for_each(|number| drop(all.insert(format!("shared/s{number}"), Shown::Dir)));
+            .for_each(|number| drop(all.insert(format!("shared/s{number}"), DiskNode::Dir)));
     }
-    all.insert(format!("own/{}", worker.me), Shown::Dir);
+    all.insert(format!("own/{}", worker.me), DiskNode::Dir);
     (operations, all)
 }
 
 struct Worker {
-    rng: Rng,
+    rng: WorkerRng,
     tree: PathBuf,
     me: String,
     model: Model,
@@ -116,7 +116,7 @@ impl Worker {
 
     /// Returns a parent directory: the worker's own, a shared one, or one created in the run.
     fn some_dir(&mut self) -> String {
-        let made = self.model.paths(|what| *what == What::Dir);
+        let made = self.model.paths(|what| *what == ModelNode::Dir);
         match self.rng.below(4) {
             0 => format!("own/{}", self.me),
             1 => format!("shared/s{}", self.rng.below(SHARED_DIRS)),
@@ -134,15 +134,15 @@ impl Worker {
         format!("{dir}/{}-{}", self.me, self.rng.below(NAMES))
     }
 
-    fn some_path(&mut self, wanted: impl Fn(&What) -> bool) -> Option<String> {
+    fn some_path(&mut self, wanted: impl Fn(&ModelNode) -> bool) -> Option<String> {
         let paths = self.model.paths(wanted);
         self.rng.of(&paths).cloned()
     }
 
     fn some_file(&mut self) -> Option<(String, usize)> {
-        let path = self.some_path(|what| matches!(what, What::File(_)))?;
+        let path = self.some_path(|what| matches!(what, ModelNode::File(_)))?;
         match self.model.get(&path) {
-            Some(What::File(number)) => Some((path.clone(), *number)),
+            Some(ModelNode::File(number)) => Some((path.clone(), *number)),
             _ => None,
         }
     }
@@ -170,12 +170,12 @@ impl Worker {
         match self.rng.below(6) {
             0 => {
                 Self::must("mkdir", &path, fs::create_dir(self.at(&path)));
-                self.model.put(&path, What::Dir);
+                self.model.put(&path, ModelNode::Dir);
             }
             1 => {
                 let target = format!("to {}", self.rng.below(1000));
                 Self::must("symlink", &path, symlink(&target, self.at(&path)));
-                self.model.put(&path, What::Link(target));
+                self.model.put(&path, ModelNode::Link(target));
             }
             _ => {
                 let data = self.rng.content(BYTES_MAX);
@@ -243,8 +243,8 @@ impl Worker {
         }
         let fits = match (&moving, &target) {
             (_, None) => true,
-            (Some(What::Dir), Some(What::Dir)) => self.model.is_empty_dir(&to),
-            (Some(What::Dir), _) | (_, Some(What::Dir)) => false,
+            (Some(ModelNode::Dir), Some(ModelNode::Dir)) => self.model.is_empty_dir(&to),
+            (Some(ModelNode::Dir), _) | (_, Some(ModelNode::Dir)) => false,
             // rename(2) of two links to one file succeeds without an effect.
             (one, other) => one != other,
         };
@@ -290,7 +290,7 @@ impl Worker {
                 &format!("{from} to {to}"),
                 fs::hard_link(self.at(&from), self.at(&to)),
             );
-            self.model.put(&to, What::File(number));
+            self.model.put(&to, ModelNode::File(number));
         }
     }
 
@@ -298,7 +298,7 @@ impl Worker {
         let Some(path) = self.some_path(|_| true) else {
             return;
         };
-        if self.model.get(&path) != Some(&What::Dir) {
+        if self.model.get(&path) != Some(&ModelNode::Dir) {
             Self::must("unlink", &path, fs::remove_file(self.at(&path)));
             self.model.remove(&path);
         } else if self.model.is_empty_dir(&path) {
@@ -319,7 +319,7 @@ impl Worker {
     fn look(&mut self) {
         let path = self.some_name();
         match self.model.shown(&path) {
-            Some(shown) => assert_eq!(Shown::at(&self.at(&path)), shown, "{path}"),
+            Some(shown) => assert_eq!(DiskNode::at(&self.at(&path)), shown, "{path}"),
             None => {
                 let kind = fs::symlink_metadata(self.at(&path))
                     .map(|stat| stat.file_type())
@@ -329,7 +329,7 @@ impl Worker {
         }
         if let Some(path) = self.some_path(|_| true) {
             assert_eq!(
-                Some(Shown::at(&self.at(&path))),
+                Some(DiskNode::at(&self.at(&path))),
                 self.model.shown(&path),
                 "{path}"
             );

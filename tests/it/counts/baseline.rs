@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 /// Counts by name; compared and written as text with two decimals, or none if whole.
-type Row = BTreeMap<String, f64>;
+type CountsByName = BTreeMap<String, f64>;
 
 /// Attempts before an excess is reported, and sessions for a new baseline.
 const ATTEMPTS: usize = 3;
@@ -15,8 +15,8 @@ const ATTEMPTS: usize = 3;
 /// Stored counts by workload, and the counts of this run.
 pub struct Baseline {
     name: String,
-    known: BTreeMap<String, Row>,
-    counted: Vec<(String, Row)>,
+    known: BTreeMap<String, CountsByName>,
+    counted: Vec<(String, CountsByName)>,
     problems: Vec<String>,
     lower: Vec<String>,
 }
@@ -70,8 +70,8 @@ impl Baseline {
     }
 
     /// Compares the counts of a workload with the baseline, with a tolerance of `slack` for each.
-    pub fn check(&mut self, workload: &str, counted: Row, slack: f64) {
-        let none = Row::new();
+    pub fn check(&mut self, workload: &str, counted: CountsByName, slack: f64) {
+        let none = CountsByName::new();
         let known = self.known.get(workload).unwrap_or(&none);
         for name in counted
             .keys()
@@ -127,7 +127,7 @@ impl Baseline {
     /// Replaces each count by the median of all sessions.
     fn take_median(&mut self, others: &[Baseline]) {
         for (index, (_, row)) in self.counted.iter_mut().enumerate() {
-            let rows: Vec<Row> = others
+            let rows: Vec<CountsByName> = others
                 .iter()
                 .map(|other| other.counted[index].1.clone())
                 .chain([row.clone()])
@@ -201,7 +201,7 @@ fn number(value: f64) -> String {
     }
 }
 
-fn parse(line: &str) -> Option<(String, Row)> {
+fn parse(line: &str) -> Option<(String, CountsByName)> {
     let (workload, numbers) = line.split('#').next()?.rsplit_once(':')?;
     let numbers = numbers.split_whitespace().map(|word| {
         let (name, value) = word
@@ -244,7 +244,7 @@ pub fn compare(
 
 #[test]
 fn more_is_a_problem_less_is_a_hint_and_slack_is_neither() {
-    let row = |numbers: &[(&str, f64)]| -> Row {
+    let row = |numbers: &[(&str, f64)]| -> CountsByName {
         numbers
             .iter()
             .map(|(name, value)| ((*name).to_owned(), *value))

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use crate::common::wait::seen;
 use crate::common::{Fs, Io, Variant, skip};
-use crate::counts::rig::Counted;
+use crate::counts::rig::CountedMount;
 use crate::counts::tree;
 
 /// Files of the tree; `benches` measures with 250,000.
@@ -24,7 +24,7 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
-    let mut rig = Counted::start(variant, |root| {
+    let mut rig = CountedMount::start(variant, |root| {
         for dir in 0..FILES / PER_DIR {
             let dir = root.join(format!("a-directory-{dir:03}"));
             fs::create_dir(&dir).expect("a directory");
@@ -104,7 +104,7 @@ fn a_restore_takes_little_memory_for_each_file() {
 /// Returns the peak memory per file of a new daemon that restores many changed files.
 fn restored_bytes(variant: Variant) -> u64 {
     let name = |number: usize| format!("a-directory-{:03}/a-file-{number:05}", number / PER_DIR);
-    let mut rig = Counted::start(variant, |root| {
+    let mut rig = CountedMount::start(variant, |root| {
         for number in 0..FILES {
             if number % PER_DIR == 0 {
                 fs::create_dir(root.join(name(number)).parent().expect("a directory"))

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::common::{Fs, Io, Variant, for_each_variant, skip, succeeds, tool};
 use crate::counts::baseline::{self, Baseline};
 use crate::counts::databases::{self, Postgres, Sqlite};
-use crate::counts::rig::{Counted, Counts};
+use crate::counts::rig::{CountedMount, Counts};
 use crate::counts::tree;
 
 /// Directories and links to create.
@@ -23,7 +23,7 @@ const TOOL_SLACK: f64 = 40.0;
 
 /// A mount and its baseline.
 struct Session {
-    rig: Counted,
+    rig: CountedMount,
     baseline: Baseline,
 }
 
@@ -63,7 +63,7 @@ fn requests_per_workload_do_not_grow(variant: Variant) {
 
 fn session(variant: Variant, baseline: Baseline) -> Baseline {
     let mut session = Session {
-        rig: Counted::start(variant, tree::fill),
+        rig: CountedMount::start(variant, tree::fill),
         baseline,
     };
     new_files(&mut session);
@@ -79,7 +79,7 @@ fn session(variant: Variant, baseline: Baseline) -> Baseline {
 /// Counts the workloads that differ when the kernel does not request extended attributes.
 fn session_without_xattrs(variant: Variant, baseline: Baseline) -> Baseline {
     let mut session = Session {
-        rig: Counted::start_with(variant, "--xattrs=off", tree::fill),
+        rig: CountedMount::start_with(variant, "--xattrs=off", tree::fill),
         baseline,
     };
     // The first request of this kind returns ENOSYS, which ends all later ones.

@@ -21,21 +21,21 @@ pub type Counts = BTreeMap<String, u64>;
 
 /// A directory mounted elsewhere: clients reach its daemon through the backing directory, which
 /// makes no request.
-pub struct Counted {
+pub struct CountedMount {
     client: Client,
     mount: Mount,
     backing: PathBuf,
     _image: Image,
 }
 
-impl Counted {
+impl CountedMount {
     /// Mounts a directory filled by `fill`.
-    pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> Counted {
-        Counted::start_with(variant, "--xattrs=all", fill)
+    pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> CountedMount {
+        CountedMount::start_with(variant, "--xattrs=all", fill)
     }
 
-    /// Like [`Counted::start`], with an additional argument.
-    pub fn start_with(variant: Variant, argument: &str, fill: impl FnOnce(&Path)) -> Counted {
+    /// Like [`CountedMount::start`], with an additional argument.
+    pub fn start_with(variant: Variant, argument: &str, fill: impl FnOnce(&Path)) -> CountedMount {
         let image = Image::of(variant.fs);
         let backing = image.dir("project");
         fill(&backing);
@@ -52,7 +52,7 @@ impl Counted {
         };
         let mount = Mount::start(&backing, &opts);
         let client = connect(&backing);
-        let mut counted = Counted {
+        let mut counted = CountedMount {
             client,
             mount,
             backing,

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::wait::wait_until;
 use crate::common::{Io, Variant, for_each_variant, scratch, skip, tool};
 use crate::counts::baseline::{self, Baseline};
-use crate::counts::rig::{Counted, Counts};
+use crate::counts::rig::{CountedMount, Counts};
 use crate::counts::tree;
 
 /// Operations of a kind, enough to make work done once a second negligible.
@@ -170,7 +170,7 @@ fn the_summary_of_strace_is_understood() {
 
 /// A mount and its baseline.
 struct Session {
-    rig: Counted,
+    rig: CountedMount,
     dir: TempDir,
     baseline: Baseline,
     /// Whether to count operations on names, which cost the same in both I/O modes.
@@ -186,7 +186,7 @@ impl Session {
         &mut self,
         operation: &str,
         times: usize,
-        work: impl FnOnce(&mut Counted),
+        work: impl FnOnce(&mut CountedMount),
     ) -> Result<(), String> {
         self.rig.settle();
         let trace = Trace::start(self.rig.pid(), self.dir.path())?;
@@ -220,7 +220,7 @@ fn system_calls_per_operation_do_not_grow(variant: Variant) {
 
 fn session(variant: Variant, baseline: Baseline) -> Result<Baseline, String> {
     let mut session = Session {
-        rig: Counted::start(variant, tree::fill),
+        rig: CountedMount::start(variant, tree::fill),
         dir: scratch(),
         baseline,
         names: variant.io == Io::Daemon,

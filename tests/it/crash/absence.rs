@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::disk::Host;
+use super::disk::ImageHost;
 use super::usual_seed;
 use crate::common::command::sh;
 use crate::common::random::{Random, count, is_long, seed};
@@ -216,7 +216,7 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
         &format!("power cuts in a mount on {v:?}"),
         usual_seed(),
     ));
-    let host = Host::new();
+    let host = ImageHost::new();
     let opts = apart(v);
     let (mut exact, mut begun, mut wrong) = (0, 0, Vec::new());
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);

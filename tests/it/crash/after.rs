@@ -7,14 +7,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::disk::Host;
-use super::load::{Known, Promised, found_synced};
+use super::disk::ImageHost;
+use super::load::{AckedCheckpoint, DurablePromises, found_synced};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Fs, Mount, MountOpts};
 
 /// Counts of the checkpoints found.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Found {
+pub struct RecoveryCounts {
     /// Compared and exact.
     pub exact: u64,
     /// Acknowledged, not promised, and absent.
@@ -23,8 +23,8 @@ pub struct Found {
     pub named: u64,
 }
 
-impl std::ops::AddAssign for Found {
-    fn add_assign(&mut self, other: Found) {
+impl std::ops::AddAssign for RecoveryCounts {
+    fn add_assign(&mut self, other: RecoveryCounts) {
         self.exact += other.exact;
         self.absent += other.absent;
         self.named += other.named;
@@ -55,13 +55,13 @@ pub fn differences(view: &Path, expected: &Tree) -> Vec<String> {
 /// # Errors
 /// The violated invariant.
 pub fn look(
-    host: &Host,
+    host: &ImageHost,
     fs: Fs,
     image: &Path,
     opts: &MountOpts,
-    promised: &Promised,
-    known: &[Known],
-) -> Result<Found, String> {
+    promised: &DurablePromises,
+    known: &[AckedCheckpoint],
+) -> Result<RecoveryCounts, String> {
     let disk = host.mount(fs, image);
     let dir = disk.path().join("project");
     let found = {
@@ -75,10 +75,14 @@ pub fn look(
     Ok(found)
 }
 
-fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, String> {
+fn check(
+    mount: &Mount,
+    promised: &DurablePromises,
+    known: &[AckedCheckpoint],
+) -> Result<RecoveryCounts, String> {
     let (log, status) = (mount.log_json(), mount.status_json());
     let entries = log.as_array().expect("the log is a list");
-    let mut found = Found::default();
+    let mut found = RecoveryCounts::default();
     for known in known {
         let must = promised.checkpoints.contains(&known.id);
         let Some(entry) = entries
@@ -194,7 +198,11 @@ fn write_everywhere(root: &Path) {
 
 /// Checks that history continues: a checkpoint can be made, and the newest promised one can be
 /// restored.
-fn goes_on(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<(), String> {
+fn goes_on(
+    mount: &Mount,
+    promised: &DurablePromises,
+    known: &[AckedCheckpoint],
+) -> Result<(), String> {
     write_everywhere(mount.path());
     for known in known
         .iter()

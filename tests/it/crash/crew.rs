@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::ops::{Op, is_dead, random_op, written_of};
+use super::ops::{CrashOp, is_dead, random_op, written_of};
 use crate::common::random::Random;
 use crate::common::tree::{TreeOpts, compare, tree};
 use crate::common::wait::WAIT;
@@ -32,7 +32,7 @@ const LIMIT: Duration = WAIT;
 
 /// Parameters of a process.
 #[derive(Debug, Serialize, Deserialize)]
-struct Orders {
+struct WorkerParams {
     tree: PathBuf,
     log: PathBuf,
     control: PathBuf,
@@ -46,15 +46,15 @@ pub fn part(index: u64) -> String {
 }
 
 /// All processes of a round.
-pub struct Crew {
+pub struct WorkerProcesses {
     children: Vec<Child>,
     control: File,
     dir: PathBuf,
 }
 
-impl Crew {
+impl WorkerProcesses {
     /// Starts the processes paused. Logs and control file are in `dir`, outside the mount.
-    pub fn start(tree: &Path, dir: &Path, seed: u64) -> Crew {
+    pub fn start(tree: &Path, dir: &Path, seed: u64) -> WorkerProcesses {
         let control = OpenOptions::new()
             .read(true)
             .write(true)
@@ -67,7 +67,7 @@ impl Crew {
             .write_all_at(&[WORK; WORKERS as usize], 1)
             .expect("a control file");
         let start = |index| {
-            let orders = Orders {
+            let orders = WorkerParams {
                 tree: tree.join(part(index)),
                 log: log_of(dir, index),
                 control: dir.join("control"),
@@ -97,7 +97,7 @@ impl Crew {
                 .spawn()
                 .expect("this binary can be started again")
         };
-        let crew = Crew {
+        let crew = WorkerProcesses {
             children: (0..WORKERS).map(start).collect(),
             control,
             dir: dir.to_owned(),
@@ -144,7 +144,7 @@ impl Crew {
     ///
     /// # Errors
     /// The output of a worker that failed.
-    pub fn end(mut self) -> Result<Vec<Done>, String> {
+    pub fn end(mut self) -> Result<Vec<OpLog>, String> {
         self.control
             .write_all_at(&[END], 0)
             .expect("a control file");
@@ -171,7 +171,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerProcesses {
     fn drop(&mut self) {
         for child in &mut self.children {
             if child.try_wait().is_ok_and(|status| status.is_none()) {
@@ -183,9 +183,9 @@ impl Drop for Crew {
 }
 
 /// Returns the logs so far.
-pub fn done(dir: &Path) -> Vec<Done> {
+pub fn done(dir: &Path) -> Vec<OpLog> {
     (0..WORKERS)
-        .map(|index| Done::read(&log_of(dir, index)))
+        .map(|index| OpLog::read(&log_of(dir, index)))
         .collect()
 }
 
@@ -195,16 +195,16 @@ fn log_of(dir: &Path, index: u64) -> PathBuf {
 
 /// The log of a worker.
 #[derive(Debug, Default)]
-pub struct Done {
+pub struct OpLog {
     /// Answered operations with their error numbers.
-    pub answered: Vec<(Op, i32)>,
+    pub answered: Vec<(CrashOp, i32)>,
     /// The operation without an answer.
-    pub under_way: Option<Op>,
+    pub under_way: Option<CrashOp>,
 }
 
-impl Done {
-    fn read(log: &Path) -> Done {
-        let (mut done, text) = (Done::default(), fs::read_to_string(log).expect("a log"));
+impl OpLog {
+    fn read(log: &Path) -> OpLog {
+        let (mut done, text) = (OpLog::default(), fs::read_to_string(log).expect("a log"));
         for line in text.lines() {
             if let Some(errno) = line.strip_prefix("answer ") {
                 let errno = errno.parse().expect("an error number");
@@ -241,7 +241,7 @@ impl Done {
                 return Ok(());
             }
         }
-        let named = |op: &Op| {
+        let named = |op: &CrashOp| {
             let text = format!("{op:?}");
             without.iter().any(|line| {
                 line.split(':')
@@ -266,7 +266,7 @@ impl Done {
 
 /// A write may take several requests, and the daemon may die between them: limits `op` to the part
 /// that the file size shows.
-fn as_far_as_done(op: &Op, live: &Path, plain: &Path) -> Op {
+fn as_far_as_done(op: &CrashOp, live: &Path, plain: &Path) -> CrashOp {
     let size = |root: &Path, path: &Path| {
         fs::symlink_metadata(root.join(path)).map_or(0, |meta| meta.size())
     };
@@ -280,13 +280,13 @@ fn as_far_as_done(op: &Op, live: &Path, plain: &Path) -> Op {
     };
     let mut op = op.clone();
     match &mut op {
-        Op::Write {
+        CrashOp::Write {
             path,
             offset,
             length,
             ..
         } => *length = part(path, *offset, *length),
-        Op::Append { path, length, .. } => *length = part(path, size(plain, path), *length),
+        CrashOp::Append { path, length, .. } => *length = part(path, size(plain, path), *length),
         _ => {}
     }
     op
@@ -305,7 +305,7 @@ fn errno(result: &std::io::Result<()>) -> i32 {
 ///
 /// # Errors
 /// Both answers.
-pub fn again((op, answered): &(Op, i32), plain: &Path) -> Result<(), String> {
+pub fn again((op, answered): &(CrashOp, i32), plain: &Path) -> Result<(), String> {
     let here = errno(&op.carry_out(plain));
     if here == *answered {
         Ok(())
@@ -316,7 +316,7 @@ pub fn again((op, answered): &(Op, i32), plain: &Path) -> Result<(), String> {
     }
 }
 
-fn work(orders: &Orders) {
+fn work(orders: &WorkerParams) {
     let control = OpenOptions::new()
         .read(true)
         .write(true)
@@ -371,8 +371,8 @@ fn work(orders: &Orders) {
 }
 
 /// Logs a short write as two operations: the written part as answered, the rest as unanswered.
-fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
-    let Op::Write {
+fn note_parts(log: &mut File, op: CrashOp, error: &std::io::Error) {
+    let CrashOp::Write {
         path,
         offset,
         length,
@@ -386,7 +386,7 @@ fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
         (offset, written, "answer 0\n"),
         (offset + written, length - written, ""),
     ] {
-        let part = serde_json::to_string(&Op::Write {
+        let part = serde_json::to_string(&CrashOp::Write {
             path: path.clone(),
             offset,
             length,

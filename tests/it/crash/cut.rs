@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::after::{self, Found};
-use super::disk::{Disk, Host};
-use super::load::{Load, Promised};
-use super::story::{self, Story};
+use super::after::{self, RecoveryCounts};
+use super::disk::{ImageDisk, ImageHost};
+use super::load::{CrashLoad, DurablePromises};
+use super::story::{self, CrashWorkload};
 use super::usual_seed;
 use crate::common::command::TOOL_SECONDS;
 use crate::common::random::{count, seed};
@@ -26,19 +26,19 @@ const APART: Duration = Duration::from_secs(60);
 const TRIPWIRES: [&str; 2] = ["2/100ms", "off"];
 const MARKS_KEPT: &str = "1s";
 
-struct Cut {
+struct CutImage {
     image: PathBuf,
-    promised: Promised,
+    promised: DurablePromises,
     /// The last step before the cut.
     after: String,
 }
 
 /// Directory for unmodified copies of images whose recovery failed (`CKPTFS_KEEP=DIR`).
-struct Keep(PathBuf);
+struct ImageArchive(PathBuf);
 
-impl Keep {
-    fn from_environment() -> Option<Keep> {
-        std::env::var_os("CKPTFS_KEEP").map(|dir| Keep(dir.into()))
+impl ImageArchive {
+    fn from_environment() -> Option<ImageArchive> {
+        std::env::var_os("CKPTFS_KEEP").map(|dir| ImageArchive(dir.into()))
     }
 
     fn copy(from: &Path, to: &Path) {
@@ -52,7 +52,7 @@ impl Keep {
 
     fn before(&self, image: &Path) -> PathBuf {
         let kept = image.with_extension("kept");
-        Keep::copy(image, &kept);
+        ImageArchive::copy(image, &kept);
         kept
     }
 
@@ -62,21 +62,21 @@ impl Keep {
             .filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-')
             .collect();
         let to = self.0.join(name).with_extension("img");
-        Keep::copy(kept, &to);
+        ImageArchive::copy(kept, &to);
         to
     }
 }
 
 /// Copies the disk on request, up to `cuts` times.
-struct Freezer<'a> {
-    host: &'a Host,
-    disk: &'a Disk,
-    load: &'a Load,
+struct DiskCutter<'a> {
+    host: &'a ImageHost,
+    disk: &'a ImageDisk,
+    load: &'a CrashLoad,
     cuts: usize,
-    frozen: Mutex<Vec<Cut>>,
+    frozen: Mutex<Vec<CutImage>>,
 }
 
-impl Freezer<'_> {
+impl DiskCutter<'_> {
     /// Returns `false` after the last cut.
     fn freeze(&self, after: &str) -> bool {
         let mut frozen = self.frozen.lock().unwrap();
@@ -91,7 +91,7 @@ impl Freezer<'_> {
         promised
             .checkpoints
             .retain(|id| later.checkpoints.contains(id));
-        frozen.push(Cut {
+        frozen.push(CutImage {
             image,
             promised,
             after: after.to_owned(),
@@ -103,7 +103,7 @@ impl Freezer<'_> {
 fn power_cuts(v: Variant) {
     let seed = seed(&format!("power cuts on {v:?}"), usual_seed());
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
-    let (mut found, mut wrong, mut made) = (Found::default(), Vec::new(), 0);
+    let (mut found, mut wrong, mut made) = (RecoveryCounts::default(), Vec::new(), 0);
     for (round, done) in (0..cuts).step_by(CUTS_ROUND).enumerate() {
         let cuts = (cuts - done).min(CUTS_ROUND as u64) as usize;
         let seed = seed.wrapping_add(round as u64);
@@ -131,8 +131,8 @@ fn power_cuts(v: Variant) {
 
 /// Performs the cuts of one workload. Returns the counts, the problems, and the number of
 /// checkpoints made.
-fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usize) {
-    let host = Host::new();
+fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (RecoveryCounts, Vec<String>, usize) {
+    let host = ImageHost::new();
     let image = host.format(v.fs, "disk.img");
     let disk = host.mount(v.fs, &image);
     let dir = disk.path().join("project");
@@ -147,21 +147,21 @@ fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usi
     opts.limit += APART * cuts as u32;
     let mut mount = Mount::start(&dir, &opts);
     mount.ok(&["config", "set", "tripwire.keep", MARKS_KEPT]);
-    let load = Load::default();
-    let freezer = Freezer {
+    let load = CrashLoad::default();
+    let freezer = DiskCutter {
         host: &host,
         disk: &disk,
         load: &load,
         cuts,
         frozen: Mutex::default(),
     };
-    Story::new(&load, &mount, &|after: &str| freezer.freeze(after), seed).run();
+    CrashWorkload::new(&load, &mount, &|after: &str| freezer.freeze(after), seed).run();
     let (frozen, known) = (freezer.frozen.into_inner().unwrap(), load.known());
     let mut wrong = load.wrong();
     mount.adopt();
     drop(mount);
     drop(disk);
-    let (mut found, keep) = (Found::default(), Keep::from_environment());
+    let (mut found, keep) = (RecoveryCounts::default(), ImageArchive::from_environment());
     for (number, cut) in frozen.iter().enumerate() {
         let kept = keep.as_ref().map(|keep| keep.before(&cut.image));
         match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {

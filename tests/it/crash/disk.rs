@@ -18,16 +18,16 @@ const HOST_BYTES: u64 = 16 << 30;
 const MEMORY_BYTES: u64 = 2 << 30;
 
 /// The filesystem that contains the images.
-pub struct Host(Image);
+pub struct ImageHost(Image);
 
-impl Host {
-    pub fn new() -> Host {
-        Host(Image::new(Fs::Xfs, HOST_BYTES))
+impl ImageHost {
+    pub fn new() -> ImageHost {
+        ImageHost(Image::new(Fs::Xfs, HOST_BYTES))
     }
 
     /// A host in memory, for tests with many syncs.
-    pub fn in_memory() -> Host {
-        Host(Image::in_memory(Fs::Xfs, MEMORY_BYTES))
+    pub fn in_memory() -> ImageHost {
+        ImageHost(Image::in_memory(Fs::Xfs, MEMORY_BYTES))
     }
 
     /// Returns the path of file `name`.
@@ -47,7 +47,7 @@ impl Host {
         self.format_sized(fs, name, DISK_BYTES)
     }
 
-    /// As [`Host::format`], with a size in bytes.
+    /// As [`ImageHost::format`], with a size in bytes.
     pub fn format_sized(&self, fs: Fs, name: &str, bytes: u64) -> PathBuf {
         let file = self.file(name);
         File::create_new(&file)
@@ -66,7 +66,7 @@ impl Host {
     }
 
     /// Mounts an image, or a file served by a recorder.
-    pub fn mount(&self, fs: Fs, file: &Path) -> Disk {
+    pub fn mount(&self, fs: Fs, file: &Path) -> ImageDisk {
         let point = self.point(&self.file(&file.file_name().expect("a file").to_string_lossy()));
         let device = stdout_of(
             tool("losetup", &["-f", "--show", "--direct-io=on"]).arg(file),
@@ -74,7 +74,7 @@ impl Host {
         )
         .trim()
         .to_owned();
-        let mut disk = Disk {
+        let mut disk = ImageDisk {
             fs,
             file: file.to_owned(),
             device,
@@ -95,7 +95,7 @@ impl Host {
 }
 
 /// A mounted disk. Drop unmounts it and keeps the image.
-pub struct Disk {
+pub struct ImageDisk {
     fs: Fs,
     file: PathBuf,
     device: String,
@@ -103,7 +103,7 @@ pub struct Disk {
     mounted: bool,
 }
 
-impl Disk {
+impl ImageDisk {
     /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.point
@@ -136,7 +136,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for ImageDisk {
     fn drop(&mut self) {
         if self.mounted {
             let plain = try_run_limited(&mut tool("umount", &[&self.point]), 60);

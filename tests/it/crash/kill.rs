@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::crew::{Crew, Done, WORKERS, again, part};
-use super::load::Load;
+use super::crew::{OpLog, WORKERS, WorkerProcesses, again, part};
+use super::load::CrashLoad;
 use super::usual_seed;
 use crate::common::random::{Random, count, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, copy_tree, tree, try_tree_without};
@@ -24,7 +24,7 @@ const LIFE_MS: u64 = 1500;
 
 /// The expected state of a checkpoint.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct ExpectedCheckpoint {
     /// Content of its view.
     tree: Option<Tree>,
     tags: Vec<String>,
@@ -34,16 +34,16 @@ struct Known {
 
 /// A verb without an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum UnderWay {
+enum PendingVerb {
     Nothing,
     Checkpoint { tags: Vec<String>, quiet: bool },
     Delete(u64),
     Restore { to: u64, paths: Vec<String> },
 }
 
-struct World {
-    known: BTreeMap<u64, Known>,
-    under_way: UnderWay,
+struct KillModel {
+    known: BTreeMap<u64, ExpectedCheckpoint>,
+    under_way: PendingVerb,
     /// Newest checkpoint, deleted or not.
     last: u64,
     tags: u64,
@@ -62,12 +62,12 @@ fn answer(output: &Output) -> Option<serde_json::Value> {
     None
 }
 
-impl World {
-    fn new(root: &Path, plain: PathBuf) -> World {
+impl KillModel {
+    fn new(root: &Path, plain: PathBuf) -> KillModel {
         copy_tree(root, &plain);
-        World {
+        KillModel {
             known: BTreeMap::new(),
-            under_way: UnderWay::Nothing,
+            under_way: PendingVerb::Nothing,
             last: 0,
             tags: 0,
             plain,
@@ -95,16 +95,16 @@ impl World {
         }
     }
 
-    fn made(&mut self, id: u64, known: Known) {
+    fn made(&mut self, id: u64, known: ExpectedCheckpoint) {
         self.last = id;
         self.known.insert(id, known);
-        self.under_way = UnderWay::Nothing;
+        self.under_way = PendingVerb::Nothing;
     }
 }
 
 /// One life of the daemon: verbs until it is killed.
-struct Life<'a> {
-    world: &'a mut World,
+struct DaemonLife<'a> {
+    world: &'a mut KillModel,
     mount: &'a Mount,
     dead: &'a AtomicBool,
     random: Random,
@@ -113,26 +113,26 @@ struct Life<'a> {
     dir: &'a Path,
 }
 
-impl Life<'_> {
-    fn run(&mut self, crew: &Crew) {
+impl DaemonLife<'_> {
+    fn run(&mut self, crew: &WorkerProcesses) {
         while !self.dead.load(Ordering::SeqCst) {
             match self.random.below(12) {
                 0..=3 => self.checkpoint(),
-                4..=6 => self.quietly(crew, Life::quiet_checkpoint),
+                4..=6 => self.quietly(crew, DaemonLife::quiet_checkpoint),
                 7..=8 => self.delete(),
-                9..=10 => self.quietly(crew, Life::restore),
+                9..=10 => self.quietly(crew, DaemonLife::restore),
                 _ => thread::sleep(Duration::from_millis(self.random.below(30))),
             }
         }
     }
 
-    fn quietly(&mut self, crew: &Crew, what: fn(&mut Self)) {
+    fn quietly(&mut self, crew: &WorkerProcesses, what: fn(&mut Self)) {
         crew.pause();
         if !self.dead.load(Ordering::SeqCst) {
             self.catch_up();
             what(self);
         }
-        if self.world.under_way == UnderWay::Nothing {
+        if self.world.under_way == PendingVerb::Nothing {
             crew.work();
         }
     }
@@ -148,7 +148,7 @@ impl Life<'_> {
         }
     }
 
-    fn verb(&mut self, under_way: UnderWay, arguments: &[&str]) -> Option<serde_json::Value> {
+    fn verb(&mut self, under_way: PendingVerb, arguments: &[&str]) -> Option<serde_json::Value> {
         self.world.under_way = under_way.clone();
         let answer = answer(&self.mount.run(&[arguments, &["--json"]].concat()));
         self.world.history.push(format!(
@@ -158,7 +158,7 @@ impl Life<'_> {
                 .map_or("no answer".to_owned(), |answer| answer["id"].to_string())
         ));
         if answer.is_some() {
-            self.world.under_way = UnderWay::Nothing;
+            self.world.under_way = PendingVerb::Nothing;
         }
         answer
     }
@@ -176,7 +176,7 @@ impl Life<'_> {
         let plain = quiet.then(|| self.world.copy());
         let expected = quiet.then(|| read(self.mount.path())).flatten();
         let Some(made) = self.verb(
-            UnderWay::Checkpoint {
+            PendingVerb::Checkpoint {
                 tags: tags.clone(),
                 quiet,
             },
@@ -200,7 +200,7 @@ impl Life<'_> {
         }
         self.world.made(
             id,
-            Known {
+            ExpectedCheckpoint {
                 tree: expected.or(shown),
                 tags,
                 plain,
@@ -223,7 +223,10 @@ impl Life<'_> {
         let ids: Vec<u64> = self.world.known.keys().copied().collect();
         let id = *self.random.pick(&ids);
         if self
-            .verb(UnderWay::Delete(id), &["delete", "--yes", &id.to_string()])
+            .verb(
+                PendingVerb::Delete(id),
+                &["delete", "--yes", &id.to_string()],
+            )
             .is_some()
         {
             self.world.known.remove(&id);
@@ -252,7 +255,7 @@ impl Life<'_> {
         arguments.extend(paths.iter().map(String::as_str));
         let plain = self.world.copy();
         let Some(restored) = self.verb(
-            UnderWay::Restore {
+            PendingVerb::Restore {
                 to: id,
                 paths: paths.clone(),
             },
@@ -275,7 +278,7 @@ impl Life<'_> {
         self.world.restore_plain(&from, &paths);
         self.world.made(
             guard,
-            Known {
+            ExpectedCheckpoint {
                 tree: before,
                 tags: Vec::new(),
                 plain: Some(plain),
@@ -303,7 +306,7 @@ fn is_as(live: &Path, plain: &Path) -> bool {
 
 /// Checks the state after a kill: the unanswered verb took effect or not, and everything else is as
 /// answered.
-fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
+fn settle(rig: &Rig, world: &mut KillModel, done: &[OpLog]) -> Result<(), String> {
     let log = rig.mount.log_json();
     let entries = log.as_array().expect("the log is a list");
     let ids: Vec<u64> = entries
@@ -343,26 +346,26 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
 /// Resolves the unanswered verb; `new` is the checkpoint it made, if any.
 fn settle_under_way(
     rig: &Rig,
-    world: &mut World,
+    world: &mut KillModel,
     ids: &[u64],
     new: Option<u64>,
 ) -> Result<(), String> {
     match (
-        std::mem::replace(&mut world.under_way, UnderWay::Nothing),
+        std::mem::replace(&mut world.under_way, PendingVerb::Nothing),
         new,
     ) {
-        (UnderWay::Checkpoint { tags, quiet }, Some(id)) => {
+        (PendingVerb::Checkpoint { tags, quiet }, Some(id)) => {
             let plain = quiet.then(|| world.copy());
             world.made(
                 id,
-                Known {
+                ExpectedCheckpoint {
                     tree: None,
                     tags,
                     plain,
                 },
             );
         }
-        (UnderWay::Restore { to, paths }, Some(id)) => {
+        (PendingVerb::Restore { to, paths }, Some(id)) => {
             let plain = Some(world.copy());
             // The guard is made first. If the kill came right after it, the restore had not begun
             // and the tree is unchanged, because the workers were paused.
@@ -377,14 +380,14 @@ fn settle_under_way(
             }
             world.made(
                 id,
-                Known {
+                ExpectedCheckpoint {
                     tree: None,
                     tags: Vec::new(),
                     plain,
                 },
             );
         }
-        (UnderWay::Delete(id), None) if !ids.contains(&id) => drop(world.known.remove(&id)),
+        (PendingVerb::Delete(id), None) if !ids.contains(&id) => drop(world.known.remove(&id)),
         (_, None) => {}
         (under_way, Some(id)) => {
             return Err(format!(
@@ -396,7 +399,7 @@ fn settle_under_way(
 }
 
 /// Checks that every view is unchanged and that `status` lists exactly the differences.
-fn check(rig: &Rig, world: &mut World) -> Result<(), String> {
+fn check(rig: &Rig, world: &mut KillModel) -> Result<(), String> {
     for (id, known) in &mut world.known {
         let shown = tree(&rig.view(*id));
         match &known.tree {
@@ -496,11 +499,11 @@ fn killed_at_any_moment(v: Variant) {
     let kills = count("CKPTFS_KILLS", KILLS, KILLS_LONG);
     let mut opts = MountOpts::new(v.io).packing();
     opts.limit += Duration::from_secs(kills * 20);
-    let mut rig = v.start_with(opts, |dir| Load::prepare(dir, WORKERS));
+    let mut rig = v.start_with(opts, |dir| CrashLoad::prepare(dir, WORKERS));
     let notes = scratch();
     // On the same filesystem, where operations have the same results.
     let plain = rig.image.path().join("plain");
-    let mut world = World::new(rig.path(), plain);
+    let mut world = KillModel::new(rig.path(), plain);
     let mut random = Random::new(seed);
     for round in 0..kills {
         let crew = live(
@@ -540,10 +543,16 @@ fn killed_at_any_moment(v: Variant) {
 }
 
 /// One life of the daemon: all work until it is killed.
-fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u64) -> Crew {
+fn live(
+    rig: &Rig,
+    world: &mut KillModel,
+    random: &mut Random,
+    notes: &Path,
+    seed: u64,
+) -> WorkerProcesses {
     let life = Duration::from_millis(20 + random.below(LIFE_MS));
     let dead = AtomicBool::new(false);
-    let crew = Crew::start(rig.path(), notes, seed);
+    let crew = WorkerProcesses::start(rig.path(), notes, seed);
     let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
     thread::scope(|scope| {
         let killer = scope.spawn(|| {
@@ -556,7 +565,7 @@ fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u
                 .for_each(crate::common::process::kill);
         });
         let replayed = vec![0; WORKERS as usize];
-        let mut life = Life {
+        let mut life = DaemonLife {
             world: &mut *world,
             mount: &rig.mount,
             dead: &dead,

@@ -19,7 +19,7 @@ pub const WORKERS: u64 = 4;
 
 /// An acknowledged checkpoint.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct AckedCheckpoint {
     pub id: u64,
     /// Made with `--sync`.
     pub synced: bool,
@@ -36,13 +36,13 @@ const ON_DISK_AFTER: Duration = Duration::from_secs(10);
 
 /// The expected state.
 #[derive(Default)]
-pub struct Load {
+pub struct CrashLoad {
     /// Held for reading by every change.
     pub gate: RwLock<()>,
     /// Held for writing while nothing is mounted.
     pub served: RwLock<()>,
     stop: AtomicBool,
-    known: Mutex<Vec<Known>>,
+    known: Mutex<Vec<AckedCheckpoint>>,
     /// Last number synced by the application: in `log`, in `state`.
     synced: [AtomicU64; 2],
     /// Problems found in the live mount.
@@ -51,19 +51,19 @@ pub struct Load {
 
 /// The durability promises in force at one moment.
 #[derive(Clone, Debug)]
-pub struct Promised {
+pub struct DurablePromises {
     /// Checkpoints made with `--sync` or old enough, without a requested deletion.
     pub checkpoints: Vec<u64>,
     /// Last number synced by the application: in `log`, in `state`.
     pub synced: [u64; 2],
 }
 
-impl Load {
+impl CrashLoad {
     /// Returns the promises in force now.
-    pub fn promised(&self) -> Promised {
+    pub fn promised(&self) -> DurablePromises {
         let synced = [0, 1].map(|place| self.synced[place].load(Ordering::SeqCst));
         let known = self.known.lock().unwrap();
-        Promised {
+        DurablePromises {
             checkpoints: known
                 .iter()
                 .filter(|known| known.synced || known.made.elapsed() > ON_DISK_AFTER)
@@ -75,7 +75,7 @@ impl Load {
     }
 
     /// Returns all acknowledged checkpoints.
-    pub fn known(&self) -> Vec<Known> {
+    pub fn known(&self) -> Vec<AckedCheckpoint> {
         self.known.lock().unwrap().clone()
     }
 
@@ -193,7 +193,7 @@ impl Load {
         self.closed_checkpoint(mount);
     }
 
-    /// As [`Load::quiet_checkpoint`], for callers that hold the gate. Returns the id.
+    /// As [`CrashLoad::quiet_checkpoint`], for callers that hold the gate. Returns the id.
     pub fn closed_checkpoint(&self, mount: &Mount) -> u64 {
         let id = self.made(mount, true);
         self.note(id, tree(mount.path()));
@@ -231,7 +231,7 @@ impl Load {
 
     /// Records an acknowledged checkpoint.
     pub fn put(&self, id: u64, synced: bool) {
-        self.known.lock().unwrap().push(Known {
+        self.known.lock().unwrap().push(AckedCheckpoint {
             id,
             synced,
             made: Instant::now(),

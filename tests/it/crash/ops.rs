@@ -18,7 +18,7 @@ const WRITE_MAX: u64 = 60_000;
 
 /// An operation with one modifying system call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Op {
+pub enum CrashOp {
     Create {
         path: PathBuf,
     },
@@ -83,67 +83,67 @@ pub enum Op {
 }
 
 /// Draws an operation.
-pub fn random_op(random: &mut Random) -> Op {
+pub fn random_op(random: &mut Random) -> CrashOp {
     let dir = |random: &mut Random| PathBuf::from(*random.pick(&DIRS[1..]));
     let file = |random: &mut Random| Path::new(*random.pick(&DIRS)).join(*random.pick(&FILES));
     let (path, fill) = (file(random), b'a' + random.below(26) as u8);
     match random.below(34) {
-        0..=5 => Op::Create { path },
-        6..=10 => Op::Write {
+        0..=5 => CrashOp::Create { path },
+        6..=10 => CrashOp::Write {
             path,
             offset: random.below(20_000),
             length: 1 + random.below(WRITE_MAX),
             fill,
         },
-        11..=13 => Op::Append {
+        11..=13 => CrashOp::Append {
             path,
             length: 1 + random.below(4000),
             fill,
         },
-        14 => Op::Store { path, fill },
-        15..=16 => Op::Truncate {
+        14 => CrashOp::Store { path, fill },
+        15..=16 => CrashOp::Truncate {
             path,
             length: random.below(30_000),
         },
-        17..=19 => Op::Rename {
+        17..=19 => CrashOp::Rename {
             from: path,
             to: file(random),
         },
-        20 => Op::Rename {
+        20 => CrashOp::Rename {
             from: dir(random),
             to: dir(random),
         },
-        21 => Op::Exchange {
+        21 => CrashOp::Exchange {
             from: path,
             to: file(random),
         },
-        22..=23 => Op::Link {
+        22..=23 => CrashOp::Link {
             from: path,
             to: file(random),
         },
-        24 => Op::Symlink {
+        24 => CrashOp::Symlink {
             target: format!("to-{fill}"),
             to: path,
         },
-        25..=27 => Op::Unlink { path },
-        28..=29 => Op::Mkdir { path: dir(random) },
-        30 => Op::Rmdir { path: dir(random) },
-        31 => Op::Chmod {
+        25..=27 => CrashOp::Unlink { path },
+        28..=29 => CrashOp::Mkdir { path: dir(random) },
+        30 => CrashOp::Rmdir { path: dir(random) },
+        31 => CrashOp::Chmod {
             path,
             mode: 0o600 + random.below(64) as u32,
         },
-        32 => Op::SetXattr { path, fill },
+        32 => CrashOp::SetXattr { path, fill },
         _ => {
             if random.once_in(2) {
-                Op::Sync { path }
+                CrashOp::Sync { path }
             } else {
-                Op::RemoveXattr { path }
+                CrashOp::RemoveXattr { path }
             }
         }
     }
 }
 
-impl Op {
+impl CrashOp {
     /// Performs the operation below `root`.
     pub fn carry_out(&self, root: &Path) -> io::Result<()> {
         let flags = |from: &PathBuf, to: &PathBuf, flags| {
@@ -157,25 +157,25 @@ impl Op {
             .map_err(io::Error::from)
         };
         match self {
-            Op::Create { path } => OpenOptions::new()
+            CrashOp::Create { path } => OpenOptions::new()
                 .write(true)
                 .create_new(true)
                 .open(root.join(path))
                 .map(drop),
-            Op::Write {
+            CrashOp::Write {
                 path,
                 offset,
                 length,
                 fill,
             } => whole(&open(root, path)?, &vec![*fill; *length as usize], *offset),
-            Op::Append { path, length, fill } => {
+            CrashOp::Append { path, length, fill } => {
                 let file = OpenOptions::new()
                     .append(true)
                     .custom_flags_nofollow()
                     .open(root.join(path))?;
                 io::Write::write_all(&mut &file, &vec![*fill; *length as usize])
             }
-            Op::Store { path, fill } => store(
+            CrashOp::Store { path, fill } => store(
                 &OpenOptions::new()
                     .read(true)
                     .write(true)
@@ -183,25 +183,27 @@ impl Op {
                     .open(root.join(path))?,
                 *fill,
             ),
-            Op::Truncate { path, length } => open(root, path)?.set_len(*length),
-            Op::Rename { from, to } => flags(from, to, RenameFlags::empty()),
-            Op::Exchange { from, to } => flags(from, to, RenameFlags::EXCHANGE),
-            Op::Link { from, to } => fs::hard_link(root.join(from), root.join(to)),
-            Op::Symlink { target, to } => symlink(target, root.join(to)),
-            Op::Unlink { path } => fs::remove_file(root.join(path)),
-            Op::Mkdir { path } => fs::create_dir(root.join(path)),
-            Op::Rmdir { path } => fs::remove_dir(root.join(path)),
-            Op::Chmod { path, mode } => {
+            CrashOp::Truncate { path, length } => open(root, path)?.set_len(*length),
+            CrashOp::Rename { from, to } => flags(from, to, RenameFlags::empty()),
+            CrashOp::Exchange { from, to } => flags(from, to, RenameFlags::EXCHANGE),
+            CrashOp::Link { from, to } => fs::hard_link(root.join(from), root.join(to)),
+            CrashOp::Symlink { target, to } => symlink(target, root.join(to)),
+            CrashOp::Unlink { path } => fs::remove_file(root.join(path)),
+            CrashOp::Mkdir { path } => fs::create_dir(root.join(path)),
+            CrashOp::Rmdir { path } => fs::remove_dir(root.join(path)),
+            CrashOp::Chmod { path, mode } => {
                 open(root, path)?.set_permissions(fs::Permissions::from_mode(*mode))
             }
-            Op::SetXattr { path, fill } => Ok(rustix::fs::lsetxattr(
+            CrashOp::SetXattr { path, fill } => Ok(rustix::fs::lsetxattr(
                 root.join(path),
                 c"user.k",
                 &[*fill; 9],
                 XattrFlags::empty(),
             )?),
-            Op::RemoveXattr { path } => Ok(rustix::fs::lremovexattr(root.join(path), c"user.k")?),
-            Op::Sync { path } => open(root, path)?.sync_all(),
+            CrashOp::RemoveXattr { path } => {
+                Ok(rustix::fs::lremovexattr(root.join(path), c"user.k")?)
+            }
+            CrashOp::Sync { path } => open(root, path)?.sync_all(),
         }
     }
 }
@@ -225,21 +227,21 @@ fn open(root: &Path, path: &Path) -> io::Result<File> {
 
 /// A short write, because the daemon died between two requests: the number of bytes written.
 #[derive(Debug)]
-pub struct Short(pub u64);
+pub struct ShortWrite(pub u64);
 
-impl std::fmt::Display for Short {
+impl std::fmt::Display for ShortWrite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "only {} bytes were written", self.0)
     }
 }
 
-impl std::error::Error for Short {}
+impl std::error::Error for ShortWrite {}
 
 /// Returns the number of bytes of a short write.
 pub fn written_of(error: &io::Error) -> Option<u64> {
     error
         .get_ref()?
-        .downcast_ref::<Short>()
+        .downcast_ref::<ShortWrite>()
         .map(|short| short.0)
 }
 
@@ -247,7 +249,7 @@ pub fn written_of(error: &io::Error) -> Option<u64> {
 fn whole(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     match file.write_at(bytes, offset)? {
         written if written == bytes.len() => Ok(()),
-        written => Err(io::Error::other(Short(written as u64))),
+        written => Err(io::Error::other(ShortWrite(written as u64))),
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use super::disk::{Disk, Host};
+use super::disk::{ImageDisk, ImageHost};
 use crate::common::command::sh;
 use crate::common::tree::{Tree, TreeOpts, compare, tree};
 use crate::common::{Fs, Mount, MountOpts, Variant, for_each_variant, skip};
@@ -48,7 +48,7 @@ fn differences_mounted(
     found: impl Fn(&Path) -> String,
     served: impl Fn(&Path) -> String,
 ) -> Vec<String> {
-    let host = Host::new();
+    let host = ImageHost::new();
     let image = host.format(v.fs, "disk.img");
     let cut = host.file("cut.img");
     let expected: Tree = {
@@ -161,7 +161,7 @@ fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
             .open(root.join("d/f3"))
             .unwrap();
         at_once.write_all(b"more").unwrap();
-        super::ops::Op::Store {
+        super::ops::CrashOp::Store {
             path: "d/f4".into(),
             fill: b'm',
         }
@@ -335,10 +335,10 @@ fn move_is_taken_back(v: Variant, nth: u64, found: impl Fn(&Path) -> String) {
     use ckptfs::internals::sys::{Errno, fault};
     let change = |root: &Path| {
         let client = || Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap();
-        let pause = fault::Plan {
+        let pause = fault::FaultPlan {
             errno: 0,
             pause_ms: 1000,
-            ..fault::Plan::nth(nth, Errno::EIO).only(fault::Call::Rename)
+            ..fault::FaultPlan::nth(nth, Errno::EIO).only(fault::CallKind::Rename)
         };
         fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
         sh(root.parent().unwrap(), "sync -f .");
@@ -450,7 +450,7 @@ mod btrfs {
 /// Reasons for the design, shown on btrfs without ckptfs: link and unlink in place of a rename lose
 /// both names, and sled's flush does not reach the disk.
 fn what_the_filesystem_alone_loses(v: Variant) {
-    let host = Host::new();
+    let host = ImageHost::new();
     let image = host.format(v.fs, "disk.img");
     let cuts = ["linked.img", "moved.img"].map(|name| host.file(name));
     {
@@ -467,7 +467,7 @@ fn what_the_filesystem_alone_loses(v: Variant) {
         File::open(root.join("live")).unwrap().sync_all().unwrap();
         disk.freeze(&cuts[1]);
     }
-    let there = |disk: &Disk, name: &str| {
+    let there = |disk: &ImageDisk, name: &str| {
         ["live", "kept"]
             .iter()
             .any(|dir| disk.path().join(dir).join(name).exists())
@@ -489,7 +489,7 @@ fn what_the_filesystem_alone_loses(v: Variant) {
 
 /// Reports whether data that sled flushed is lost in a power cut. Sometimes the kernel has written
 /// it back already.
-fn loses_a_flush(host: &Host, number: usize) -> bool {
+fn loses_a_flush(host: &ImageHost, number: usize) -> bool {
     let (image, cut) = (
         host.format(Fs::Btrfs, &format!("sled-{number}.img")),
         host.file(&format!("sled-cut-{number}.img")),

@@ -28,7 +28,7 @@ const ZEROS: usize = 1 << 20;
 
 /// A logged event.
 #[derive(Clone, Copy, Debug)]
-pub enum Event {
+pub enum DiskEvent {
     /// `length` bytes were written at `offset`; their copy is at `at` in the log file.
     Write { offset: u64, length: usize, at: u64 },
     /// All earlier writes are durable.
@@ -39,21 +39,21 @@ struct Inner {
     data: File,
     bytes: File,
     logged: u64,
-    events: Vec<Event>,
+    events: Vec<DiskEvent>,
 }
 
 /// The log of a disk.
 #[derive(Clone)]
-pub struct Log(Arc<Mutex<Inner>>);
+pub struct DiskLog(Arc<Mutex<Inner>>);
 
-impl Log {
+impl DiskLog {
     /// Returns the number of events.
     pub fn len(&self) -> usize {
         self.0.lock().unwrap().events.len()
     }
 
     /// Returns all events.
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<DiskEvent> {
         self.0.lock().unwrap().events.clone()
     }
 
@@ -75,7 +75,7 @@ impl Log {
         inner.bytes.write_all(data)?;
         let at = inner.logged;
         inner.logged += data.len() as u64;
-        inner.events.push(Event::Write {
+        inner.events.push(DiskEvent::Write {
             offset,
             length: data.len(),
             at,
@@ -84,18 +84,18 @@ impl Log {
     }
 
     fn flush(&self) {
-        self.0.lock().unwrap().events.push(Event::Flush);
+        self.0.lock().unwrap().events.push(DiskEvent::Flush);
     }
 }
 
-struct Served {
-    log: Log,
+struct RecordedDisk {
+    log: DiskLog,
     size: u64,
 }
 
 /// A running recorder. Drop unmounts it.
 pub struct Recorder {
-    pub log: Log,
+    pub log: DiskLog,
     point: PathBuf,
     _session: BackgroundSession,
 }
@@ -116,7 +116,7 @@ impl Recorder {
             .create_new(true)
             .open(bytes)
             .expect("the log can be created");
-        let log = Log(Arc::new(Mutex::new(Inner {
+        let log = DiskLog(Arc::new(Mutex::new(Inner {
             data,
             bytes,
             logged: 0,
@@ -129,7 +129,7 @@ impl Recorder {
             MountOption::NoAtime,
         ];
         let session = fuser::spawn_mount(
-            Served {
+            RecordedDisk {
                 log: log.clone(),
                 size,
             },
@@ -150,7 +150,7 @@ impl Recorder {
     }
 }
 
-impl Served {
+impl RecordedDisk {
     fn attr(&self, ino: u64) -> FileAttr {
         let (kind, perm) = if ino == FILE {
             (FileType::RegularFile, 0o600)
@@ -162,7 +162,7 @@ impl Served {
     }
 }
 
-impl Filesystem for Served {
+impl Filesystem for RecordedDisk {
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if name == NAME {
             reply.entry(&FOR_EVER, &self.attr(FILE), Generation(0))

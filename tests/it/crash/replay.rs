@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use super::after::{self, Found};
-use super::disk::Host;
-use super::load::{Load, Promised, WORKERS};
-use super::recorder::{Event, Log, Recorder};
+use super::after::{self, RecoveryCounts};
+use super::disk::ImageHost;
+use super::load::{CrashLoad, DurablePromises, WORKERS};
+use super::recorder::{DiskEvent, DiskLog, Recorder};
 use super::usual_seed;
 use crate::common::random::{Random, count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
@@ -27,7 +27,7 @@ const BLOCK: usize = 4096;
 
 /// The fate of unflushed writes.
 #[derive(Clone, Copy, Debug)]
-enum Cached {
+enum CacheFate {
     Kept,
     Lost,
     /// Percentage that is kept.
@@ -37,12 +37,12 @@ enum Cached {
 }
 
 /// Numbers of events with the promises in force at that time.
-type Promises = Vec<(usize, Promised)>;
+type Promises = Vec<(usize, DurablePromises)>;
 
 fn reordered(v: Variant) {
     let seed = seed(&format!("reordered writes on {v:?}"), usual_seed());
     let states = count("CKPTFS_STATES", STATES, STATES_LONG);
-    let host = Host::new();
+    let host = ImageHost::new();
     let image = host.format(v.fs, "recorded.img");
     let mut opts = MountOpts::new(v.io).packing();
     prepare(&host, v, &image);
@@ -66,14 +66,14 @@ fn reordered(v: Variant) {
     points.sort_unstable();
     let path = host.file("flushed.img");
     let mut replay = Replay::new(&log, &pristine, &path);
-    let (mut found, mut wrong) = (Found::default(), Vec::new());
+    let (mut found, mut wrong) = (RecoveryCounts::default(), Vec::new());
     for (number, point) in points.into_iter().enumerate() {
         replay.advance(point);
         let cached = match number % 4 {
-            0 => Cached::Kept,
-            1 => Cached::Lost,
-            2 => Cached::Picked(random.below(101)),
-            _ => Cached::Torn(random.below(101)),
+            0 => CacheFate::Kept,
+            1 => CacheFate::Lost,
+            2 => CacheFate::Picked(random.below(101)),
+            _ => CacheFate::Torn(random.below(101)),
         };
         let state = host.file(&format!("state-{number}.img"));
         let waiting = replay.make(&state, cached, &mut random);
@@ -82,7 +82,7 @@ fn reordered(v: Variant) {
             .rev()
             .find(|(events, _)| *events <= point)
             .map(|(_, promised)| promised.clone());
-        let promised = promised.unwrap_or(Promised {
+        let promised = promised.unwrap_or(DurablePromises {
             checkpoints: Vec::new(),
             synced: [0; 2],
         });
@@ -109,23 +109,23 @@ fn reordered(v: Variant) {
 }
 
 /// Creates the tree before the recording starts.
-fn prepare(host: &Host, v: Variant, image: &Path) {
+fn prepare(host: &ImageHost, v: Variant, image: &Path) {
     let disk = host.mount(v.fs, image);
     std::fs::create_dir(disk.path().join("project")).unwrap();
-    Load::prepare(&disk.path().join("project"), WORKERS);
+    CrashLoad::prepare(&disk.path().join("project"), WORKERS);
 }
 
 /// Runs the workload on the recorded disk and samples the promises.
 fn record(
-    host: &Host,
+    host: &ImageHost,
     v: Variant,
     image: &Path,
     opts: &MountOpts,
     seed: u64,
-) -> (Log, Promises, Load) {
+) -> (DiskLog, Promises, CrashLoad) {
     let recorder = Recorder::start(image, &host.file("log"), &host.file("recorder"));
     let log = recorder.log.clone();
-    let load = Load::default();
+    let load = CrashLoad::default();
     let promises: Mutex<Promises> = Mutex::default();
     {
         let disk = host.mount(v.fs, &recorder.disk());
@@ -151,8 +151,8 @@ fn record(
 
 /// The disk at one point of the log.
 struct Replay<'a> {
-    log: &'a Log,
-    events: Vec<Event>,
+    log: &'a DiskLog,
+    events: Vec<DiskEvent>,
     /// The image with all flushed writes.
     flushed: File,
     path: &'a Path,
@@ -162,7 +162,7 @@ struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    fn new(log: &'a Log, pristine: &Path, path: &'a Path) -> Replay<'a> {
+    fn new(log: &'a DiskLog, pristine: &Path, path: &'a Path) -> Replay<'a> {
         succeeds(
             tool("cp", &["--reflink=always"]).arg(pristine).arg(path),
             60,
@@ -185,10 +185,10 @@ impl<'a> Replay<'a> {
     fn advance(&mut self, point: usize) {
         while self.next < point {
             match self.events[self.next] {
-                Event::Write { offset, length, at } => {
+                DiskEvent::Write { offset, length, at } => {
                     self.waiting.push_back((offset, self.log.bytes(at, length)))
                 }
-                Event::Flush => {
+                DiskEvent::Flush => {
                     for (offset, bytes) in self.waiting.drain(..) {
                         self.flushed
                             .write_all_at(&bytes, offset)
@@ -201,7 +201,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Creates an image as a power cut may leave it. Returns the number of unflushed writes.
-    fn make(&self, state: &Path, cached: Cached, random: &mut Random) -> usize {
+    fn make(&self, state: &Path, cached: CacheFate, random: &mut Random) -> usize {
         succeeds(
             tool("cp", &["--reflink=always"]).arg(self.path).arg(state),
             60,
@@ -212,13 +212,13 @@ impl<'a> Replay<'a> {
             .expect("it was copied");
         for (offset, bytes) in &self.waiting {
             let keep = match cached {
-                Cached::Kept => bytes.len(),
-                Cached::Lost => 0,
-                Cached::Picked(part) | Cached::Torn(part) if random.below(100) >= part => 0,
-                Cached::Torn(_) if bytes.len() > BLOCK && random.once_in(3) => {
+                CacheFate::Kept => bytes.len(),
+                CacheFate::Lost => 0,
+                CacheFate::Picked(part) | CacheFate::Torn(part) if random.below(100) >= part => 0,
+                CacheFate::Torn(_) if bytes.len() > BLOCK && random.once_in(3) => {
                     BLOCK * (1 + random.below((bytes.len() / BLOCK) as u64) as usize)
                 }
-                Cached::Picked(_) | Cached::Torn(_) => bytes.len(),
+                CacheFate::Picked(_) | CacheFate::Torn(_) => bytes.len(),
             };
             image
                 .write_all_at(&bytes[..keep.min(bytes.len())], *offset)

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::after::differences;
-use super::load::{Load, WORKERS};
+use super::load::{CrashLoad, WORKERS};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::random::Random;
 use crate::common::wait::{seen, wait_until};
@@ -40,7 +40,7 @@ const WAITS_MS: [(u64, u64); 4] = [(60, 1), (85, 1000), (96, 5000), (100, 30_000
 
 /// An event of an orderly step.
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum StepEvent {
     Nothing,
     Kill,
     /// Kill the daemon and sync changed files through its successor.
@@ -50,18 +50,18 @@ enum Event {
     DeleteOffline,
 }
 
-const EVENTS: [Event; 5] = [
-    Event::KillAndSync,
-    Event::Remount,
-    Event::Kill,
-    Event::DeleteOffline,
-    Event::Nothing,
+const EVENTS: [StepEvent; 5] = [
+    StepEvent::KillAndSync,
+    StepEvent::Remount,
+    StepEvent::Kill,
+    StepEvent::DeleteOffline,
+    StepEvent::Nothing,
 ];
 
 /// Creates the files that stay open and the directory of the orderly steps, before the tree is
 /// mounted.
 pub fn prepare(root: &Path) {
-    Load::prepare(root, WORKERS);
+    CrashLoad::prepare(root, WORKERS);
     fs::create_dir(root.join("held")).unwrap();
     for index in 0..HELD {
         fs::write(held(root, index), [b'h'; 3000]).unwrap();
@@ -69,20 +69,20 @@ pub fn prepare(root: &Path) {
     fs::create_dir(root.join("orderly")).unwrap();
 }
 
-type Held = Mutex<[Option<File>; HELD]>;
+type OpenFiles = Mutex<[Option<File>; HELD]>;
 
 fn held(root: &Path, index: usize) -> PathBuf {
     root.join(format!("held/h{index}"))
 }
 
 /// The state of the workload.
-pub struct Story<'a> {
-    pub load: &'a Load,
+pub struct CrashWorkload<'a> {
+    pub load: &'a CrashLoad,
     pub mount: &'a Mount,
     /// Cuts the power, given a description of the last step. Returns `false` after the last cut.
     pub freeze: &'a (dyn Fn(&str) -> bool + Sync),
     random: Random,
-    open: Arc<Held>,
+    open: Arc<OpenFiles>,
     serves_since: Instant,
     orderly: usize,
     steps: Vec<String>,
@@ -91,14 +91,14 @@ pub struct Story<'a> {
     pub cuts: bool,
 }
 
-impl<'a> Story<'a> {
+impl<'a> CrashWorkload<'a> {
     pub fn new(
-        load: &'a Load,
+        load: &'a CrashLoad,
         mount: &'a Mount,
         freeze: &'a (dyn Fn(&str) -> bool + Sync),
         seed: u64,
-    ) -> Story<'a> {
-        Story {
+    ) -> CrashWorkload<'a> {
+        CrashWorkload {
             load,
             mount,
             freeze,
@@ -123,7 +123,7 @@ impl<'a> Story<'a> {
             scope.spawn(|| load.application(&root.join("app"), SYNC_PAUSE_MS));
             scope.spawn(|| hold_files(load, &open, root, Random::new(seed + 50)));
             // Drop also stops the threads on a panic, which the scope joins.
-            let _ends = Ends(load);
+            let _ends = StopLoadOnDrop(load);
             load.quiet_checkpoint(self.mount);
             self.orderly();
             while !load.stopped() {
@@ -377,23 +377,23 @@ impl<'a> Story<'a> {
         let _closed = load.gate.write().unwrap();
         let dir = self.mount.path().join("orderly");
         make_files(&dir);
-        let doomed = matches!(event, Event::DeleteOffline)
+        let doomed = matches!(event, StepEvent::DeleteOffline)
             .then(|| load.doom(&mut self.random, true))
             .flatten();
         let id = self.closed_checkpoint();
         let open = change_files(&dir).expect("the large files can be listed");
         match event {
-            Event::Nothing => {}
-            Event::Kill => self.kill(),
-            Event::KillAndSync => {
+            StepEvent::Nothing => {}
+            StepEvent::Kill => self.kill(),
+            StepEvent::KillAndSync => {
                 self.kill();
                 sync_files(&dir, &mut self.random);
             }
-            Event::Remount => {
+            StepEvent::Remount => {
                 drop(open);
                 self.closed_remount(None)
             }
-            Event::DeleteOffline => {
+            StepEvent::DeleteOffline => {
                 drop(open);
                 self.closed_remount(doomed)
             }
@@ -413,16 +413,16 @@ impl<'a> Story<'a> {
 }
 
 /// Stops all threads when dropped.
-struct Ends<'a>(&'a Load);
+struct StopLoadOnDrop<'a>(&'a CrashLoad);
 
-impl Drop for Ends<'_> {
+impl Drop for StopLoadOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
 }
 
 /// Keeps files open for writing and writes to them rarely.
-fn hold_files(load: &Load, open: &Held, root: &Path, mut random: Random) {
+fn hold_files(load: &CrashLoad, open: &OpenFiles, root: &Path, mut random: Random) {
     while !load.stopped() {
         thread::sleep(Duration::from_millis(random.below(150)));
         let _working = load.gate.read().unwrap();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::after::verified;
-use super::load::Load;
-use super::story::{self, Story};
+use super::load::CrashLoad;
+use super::story::{self, CrashWorkload};
 use super::usual_seed;
 use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
@@ -59,7 +59,7 @@ fn verify_at_work_finds_nothing(v: Variant) {
     let mut opts = MountOpts::new(v.io).packing();
     opts.limit *= 1 + wanted as u32 / 50;
     let mut mount = Mount::start(&dir, &opts);
-    let (load, runs) = (Load::default(), Runs::default());
+    let (load, runs) = (CrashLoad::default(), Runs::default());
     thread::scope(|scope| {
         for thread in 0..AT_ONCE {
             let (load, runs, mount) = (&load, &runs, &mount);
@@ -74,7 +74,7 @@ fn verify_at_work_finds_nothing(v: Variant) {
             });
         }
         let never = |_: &str| true;
-        let mut story = Story::new(&load, &mount, &never, seed);
+        let mut story = CrashWorkload::new(&load, &mount, &never, seed);
         story.cuts = false;
         story.run();
     });

@@ -12,7 +12,9 @@ use ckptfs::internals::csi::proto::{
 };
 use tonic::{Code, Status};
 
-use crate::csi::support::{NODE, Pod, Rig, class, code, from_snapshot, text, unavailable, wanted};
+use crate::csi::support::{
+    NODE, PodWriter, Rig, class, code, from_snapshot, text, unavailable, wanted,
+};
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 
@@ -255,7 +257,7 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
     assert_eq!(too_much.raw_os_error(), Some(28), "ENOSPC");
     fs::remove_file(at.join("big")).unwrap();
     // Expansion while the pod writes.
-    let pod = Pod::start(&at);
+    let pod = PodWriter::start(&at);
     let request = NodeExpandVolumeRequest {
         volume_id: "v".into(),
         volume_path: text(&at),

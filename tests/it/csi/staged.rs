@@ -16,7 +16,9 @@ use crate::common::mount::mount_table;
 use crate::common::pool::Pool;
 use crate::common::wait::{same, wait_until};
 use crate::common::{process, run_limited, skip, stdout_of, tool};
-use crate::csi::support::{Pod, Rig, SECONDS, code, from_snapshot, from_volume, text, unavailable};
+use crate::csi::support::{
+    PodWriter, Rig, SECONDS, code, from_snapshot, from_volume, text, unavailable,
+};
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 
@@ -89,7 +91,7 @@ impl Rig {
 
 /// An event for a volume and its clone while pods use them.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum VolumeEvent {
     KillDriver,
     KillDaemon,
     CallAgain,
@@ -101,16 +103,16 @@ enum Step {
     SecondPod,
 }
 
-const STEPS: [Step; 9] = [
-    Step::Checkpoint,
-    Step::KillDriver,
-    Step::Restore,
-    Step::Branch,
-    Step::KillDaemon,
-    Step::CallAgain,
-    Step::Snapshot,
-    Step::Clone,
-    Step::SecondPod,
+const STEPS: [VolumeEvent; 9] = [
+    VolumeEvent::Checkpoint,
+    VolumeEvent::KillDriver,
+    VolumeEvent::Restore,
+    VolumeEvent::Branch,
+    VolumeEvent::KillDaemon,
+    VolumeEvent::CallAgain,
+    VolumeEvent::Snapshot,
+    VolumeEvent::Clone,
+    VolumeEvent::SecondPod,
 ];
 
 /// Works in a branch of a volume, and in the clone, which is also a branch.
@@ -133,27 +135,27 @@ fn branch(id: &str, rig: &Rig) {
     }
 }
 
-fn take(step: Step, id: &str, rig: &mut Rig) {
+fn take(step: VolumeEvent, id: &str, rig: &mut Rig) {
     let (staging, target) = (rig.staging(id), rig.target(id, "a"));
     match step {
-        Step::KillDriver => {
+        VolumeEvent::KillDriver => {
             rig.kill();
             rig.serve();
         }
-        Step::KillDaemon => process::kill(rig.daemon_of(id).1),
-        Step::CallAgain => {
+        VolumeEvent::KillDaemon => process::kill(rig.daemon_of(id).1),
+        VolumeEvent::CallAgain => {
             rig.try_stage(id, WRITER).unwrap();
             rig.try_publish(id, "a", WRITER, false).unwrap();
         }
         // By name, and by the pod's path.
-        Step::Checkpoint => {
+        VolumeEvent::Checkpoint => {
             rig.ok(&["--volume", id, "checkpoint"]);
             rig.ok(&["-C", &text(&target), "checkpoint", "-m", "seen"]);
             let log = rig.json(&["--volume", id, "log", "--json"]);
             let seen = rig.json(&["-C", &text(&target), "log", "--json"]);
             assert!(log == seen && log[0]["note"] == "seen", "{log}");
         }
-        Step::Restore => {
+        VolumeEvent::Restore => {
             fs::write(target.join("f"), "before").unwrap();
             rig.ok(&["--volume", id, "checkpoint", "-t", "good"]);
             fs::write(target.join("f"), "after").unwrap();
@@ -161,8 +163,8 @@ fn take(step: Step, id: &str, rig: &mut Rig) {
             assert_eq!(fs::read(target.join("f")).unwrap(), b"before");
             rig.ok(&["--volume", id, "tag", "-d", "good"]);
         }
-        Step::Branch => branch(id, rig),
-        Step::Snapshot => {
+        VolumeEvent::Branch => branch(id, rig),
+        VolumeEvent::Snapshot => {
             let snapshot = rig.snapshot(id, &format!("of-{id}"));
             rig.create_from("restored", from_snapshot(&snapshot.snapshot_id));
             let restored = rig.use_it("restored", "b");
@@ -172,14 +174,14 @@ fn take(step: Step, id: &str, rig: &mut Rig) {
             rig.deletes("restored");
             rig.delete_snapshot(&snapshot.snapshot_id).unwrap();
         }
-        Step::Clone => {
+        VolumeEvent::Clone => {
             rig.create_from("cloned", from_volume(id));
             assert!(rig.use_it("cloned", "b").join("log").exists());
             rig.is_only_at("cloned", &["b"]);
             rig.leave("cloned", "b");
             rig.deletes("cloned");
         }
-        Step::SecondPod => {
+        VolumeEvent::SecondPod => {
             let second = rig.try_publish(id, "b", WRITER, true).unwrap();
             rig.is_only_at(id, &["a", "b"]);
             fs::write(second.join("h"), "x").expect_err("it is read-only there");
@@ -192,15 +194,15 @@ fn take(step: Step, id: &str, rig: &mut Rig) {
 
 /// Performs the steps with a volume and its clone. `source_first`: the source is removed before the
 /// clone.
-fn in_order(steps: &[Step], source_first: bool) {
+fn in_order(steps: &[VolumeEvent], source_first: bool) {
     if unavailable() {
         return;
     }
     let mut rig = Rig::start();
     rig.create("v");
-    let of_volume = Pod::start(&rig.use_it("v", "a"));
+    let of_volume = PodWriter::start(&rig.use_it("v", "a"));
     rig.create_from("c", from_volume("v"));
-    let of_clone = Pod::start(&rig.use_it("c", "a"));
+    let of_clone = PodWriter::start(&rig.use_it("c", "a"));
     for step in steps {
         for id in ["v", "c"] {
             take(*step, id, &mut rig);
@@ -463,7 +465,7 @@ fn a_staged_volume_is_in_the_pool_too_while_docker_uses_it() {
     let mut rig = Rig::start();
     rig.create("v");
     let target = rig.use_it("v", "a");
-    let pod = Pod::start(&target);
+    let pod = PodWriter::start(&target);
     assert_eq!(rig.end(), 0);
     let socket = rig.socket.clone();
     let command = rig.ckptfs(&["serve", "volumes", "--socket", &text(&socket)]);

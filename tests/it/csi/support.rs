@@ -357,14 +357,14 @@ pub fn text(path: &Path) -> String {
 }
 
 /// A program that appends to a file repeatedly, like a pod. Each line is one write.
-pub struct Pod {
+pub struct PodWriter {
     process: Child,
     log: PathBuf,
 }
 
-impl Pod {
+impl PodWriter {
     /// Starts a program that appends to `log` in a directory.
-    pub fn start(at: &Path) -> Pod {
+    pub fn start(at: &Path) -> PodWriter {
         let log = at.join("log");
         let script = "while echo line >>\"$1\"; do read -rt 0.01 _ || true; done";
         let process = tool("bash", &["-c", script, "pod"])
@@ -372,7 +372,7 @@ impl Pod {
             .stdin(Stdio::piped())
             .spawn()
             .expect("bash(1) starts");
-        let pod = Pod { process, log };
+        let pod = PodWriter { process, log };
         pod.writes_on();
         pod
     }
@@ -389,7 +389,7 @@ impl Pod {
     }
 }
 
-impl Drop for Pod {
+impl Drop for PodWriter {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

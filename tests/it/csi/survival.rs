@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use crate::common::process;
 use crate::common::wait::{seen, wait_until};
 use crate::csi::support::{
-    Pod, Rig, SECONDS, endpoint, from_snapshot, from_volume, runtime, unavailable,
+    PodWriter, Rig, SECONDS, endpoint, from_snapshot, from_volume, runtime, unavailable,
 };
 
 const WRITER: Mode = Mode::SingleNodeWriter;
@@ -31,7 +31,7 @@ fn a_driver_that_is_killed_is_not_missed_by_pods() {
     rig.serve();
     let target = rig.try_publish("v", "a", WRITER, false).unwrap();
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
-    let pod = Pod::start(&target);
+    let pod = PodWriter::start(&target);
     rig.kill();
     pod.writes_on();
     rig.serve();
@@ -66,10 +66,10 @@ fn a_daemon_that_is_killed_is_replaced_under_the_pod() {
     }
     let rig = Rig::start();
     rig.create("v");
-    let pod = Pod::start(&rig.use_it("v", "a"));
+    let pod = PodWriter::start(&rig.use_it("v", "a"));
     // A clone is served by the same daemon.
     rig.create_from("c", from_volume("v"));
-    let of_clone = Pod::start(&rig.use_it("c", "a"));
+    let of_clone = PodWriter::start(&rig.use_it("c", "a"));
     let status: Value =
         serde_json::from_str(&rig.ok(&["--volume", "v", "status", "--json"])).unwrap();
     process::kill(u32::try_from(status["daemon"]["pid"].as_u64().unwrap()).unwrap());

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use crate::common::command::try_run_limited;
 use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, skip, tool};
-use crate::cut::map::Map;
+use crate::cut::map::SharedMapping;
 
 /// Bytes of the mapped file: large folios, and a partial last page.
 const LEN: usize = 300 * 1024 - 1000;
@@ -67,7 +67,7 @@ fn stores_between_checkpoints(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let mut expected = Expected::new(&path);
-    let map = Map::new(open(&path), LEN);
+    let map = SharedMapping::new(open(&path), LEN);
     let store = |expected: &mut Expected, offset, value| {
         map.store(offset, value);
         expected.stored(offset, value);
@@ -113,7 +113,7 @@ fn a_mapping_without_a_store_is_not_dirty(v: Variant) {
     let path = rig.path().join("f");
     let mut expected = Expected::new(&path);
     expected.checkpoint(&rig);
-    let map = Map::new(open(&path), LEN);
+    let map = SharedMapping::new(open(&path), LEN);
     assert_eq!(
         map.load(LEN / 16 * 8),
         u64::from_le_bytes(expected.now[LEN / 16 * 8..][..8].try_into().unwrap())
@@ -136,7 +136,7 @@ fn a_mapped_file_moves_and_goes(v: Variant) {
     let rig = v.start();
     let (path, moved) = (rig.path().join("f"), rig.path().join("g"));
     let mut expected = Expected::new(&path);
-    let map = Map::new(open(&path), LEN);
+    let map = SharedMapping::new(open(&path), LEN);
     expected.checkpoint(&rig);
     map.store(8, 1);
     fs::rename(&path, &moved).unwrap();
@@ -172,14 +172,14 @@ for line in sys.stdin:
     print("stored", flush=True)
 "#;
 
-struct Holder {
+struct MappingProcess {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Holder {
-    fn start(path: &Path) -> Holder {
+impl MappingProcess {
+    fn start(path: &Path) -> MappingProcess {
         let mut child = Command::new("python3")
             .args(["-c", HOLDER])
             .arg(path)
@@ -191,7 +191,7 @@ impl Holder {
             child.stdin.take(),
             BufReader::new(child.stdout.take().unwrap()),
         );
-        let mut holder = Holder {
+        let mut holder = MappingProcess {
             child,
             input,
             output,
@@ -212,7 +212,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for MappingProcess {
     fn drop(&mut self) {
         self.input = None;
         let _ = self.child.kill();
@@ -227,7 +227,7 @@ fn held_by_another_process(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let mut expected = Expected::new(&path);
-    let mut holder = Holder::start(&path);
+    let mut holder = MappingProcess::start(&path);
     for round in 1..=3 {
         holder.store(8, round);
         expected.stored(8, round);

@@ -7,31 +7,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A whole file, mapped shared. Cells are 64-bit words at multiples of 8 bytes.
-pub struct Map {
+pub struct SharedMapping {
     start: *mut u8,
     len: usize,
 }
 
 // SAFETY: the memory belongs to the value until it is dropped, and is accessed only through
 // atomics.
-unsafe impl Send for Map {}
+unsafe impl Send for SharedMapping {}
 
-impl Map {
+impl SharedMapping {
     /// Maps `len` bytes of `file` for writing, and closes the descriptor.
-    pub fn new(file: File, len: usize) -> Map {
-        Map::with(file, len, ProtFlags::READ | ProtFlags::WRITE)
+    pub fn new(file: File, len: usize) -> SharedMapping {
+        SharedMapping::with(file, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
     /// Maps `len` bytes of `file` for reading.
-    pub fn read_only(file: File, len: usize) -> Map {
-        Map::with(file, len, ProtFlags::READ)
+    pub fn read_only(file: File, len: usize) -> SharedMapping {
+        SharedMapping::with(file, len, ProtFlags::READ)
     }
 
-    fn with(file: File, len: usize, protection: ProtFlags) -> Map {
+    fn with(file: File, len: usize, protection: ProtFlags) -> SharedMapping {
         // SAFETY: a new mapping at an address chosen by the kernel affects no other memory.
         let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }
             .expect("the file can be mapped");
-        Map {
+        SharedMapping {
             start: start.cast(),
             len,
         }
@@ -58,7 +58,7 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `with` and has no references left.
         let _ = unsafe { munmap(self.start.cast(), self.len) };

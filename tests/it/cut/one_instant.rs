@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::common::mount_opts::MountOpts;
 use crate::common::{Io, Rig, Variant, for_each_variant};
-use crate::cut::writer::{Way, Writer, shown};
+use crate::cut::writer::{WriteMethod, Writer, shown};
 
 /// Default number of checkpoints in each variant (`CKPTFS_CUTS`).
 const CUTS: u64 = 40;
@@ -49,7 +49,7 @@ pub fn start(v: Variant, arguments: &[&str]) -> Rig {
 }
 
 /// The content of one checkpoint.
-struct Seen {
+struct CutObservation {
     id: u64,
     atomic: bool,
     shown: Vec<u64>,
@@ -57,14 +57,14 @@ struct Seen {
 
 /// The number of all, and of atomic checkpoints.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+pub struct AtomicCounts {
     pub all: u64,
     pub atomic: u64,
 }
 
 /// Makes a checkpoint while `writer` writes in `dir`, and checks its view against the rounds before
 /// and after the request.
-fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
+fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> CutObservation {
     let done_before = writer.done();
     let info: CheckpointInfo = client
         .ask(CheckpointOptions::default())
@@ -82,7 +82,7 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
         !atomic || of_one_instant(&shown),
         "checkpoint {id} is reported as atomic, but shows {shown:?}"
     );
-    Seen { id, atomic, shown }
+    CutObservation { id, atomic, shown }
 }
 
 /// Returns whether these values existed at one instant: a round has stored its value up to some
@@ -109,9 +109,14 @@ fn what_one_instant_looks_like() {
 
 /// Makes `count` checkpoints for each pause while a writer writes in these ways. With the long
 /// pause, makes more of them if necessary, until half of `count` were atomic.
-pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> Counts {
+pub fn cut_many(
+    rig: &Rig,
+    ways: [WriteMethod; 2],
+    pauses: &[Duration],
+    count: u64,
+) -> AtomicCounts {
     let mut client = connect(rig.path());
-    let mut counts = Counts::default();
+    let mut counts = AtomicCounts::default();
     for pause in pauses {
         let (mut made, mut atomic) = (0, 0);
         while made < count || (*pause >= PAUSE && atomic < count / 2 && made < 3 * count) {
@@ -123,7 +128,7 @@ pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> C
             ));
             fs::create_dir(rig.path().join(&dir)).unwrap();
             let writer = Writer::start(&rig.path().join(&dir), ways, *pause);
-            let seen: Vec<Seen> = (0..count.min(CUTS_OF_A_WRITER))
+            let seen: Vec<CutObservation> = (0..count.min(CUTS_OF_A_WRITER))
                 .map(|_| cut(rig, &mut client, &writer, &dir))
                 .collect();
             writer.stop();
@@ -152,7 +157,7 @@ pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> C
     counts
 }
 
-fn both(v: Variant, ways: [Way; 2]) {
+fn both(v: Variant, ways: [WriteMethod; 2]) {
     let rig = start(v, &[]);
     let counts = cut_many(
         &rig,
@@ -164,23 +169,23 @@ fn both(v: Variant, ways: [Way; 2]) {
 }
 
 fn pwrite(v: Variant) {
-    both(v, [Way::Pwrite, Way::Pwrite]);
+    both(v, [WriteMethod::Pwrite, WriteMethod::Pwrite]);
 }
 
 fn mmap(v: Variant) {
-    both(v, [Way::Mmap, Way::Mmap]);
+    both(v, [WriteMethod::Mmap, WriteMethod::Mmap]);
 }
 
 fn mmap_then_pwrite(v: Variant) {
-    both(v, [Way::Mmap, Way::Pwrite]);
+    both(v, [WriteMethod::Mmap, WriteMethod::Pwrite]);
 }
 
 fn pwrite_then_mmap(v: Variant) {
-    both(v, [Way::Pwrite, Way::Mmap]);
+    both(v, [WriteMethod::Pwrite, WriteMethod::Mmap]);
 }
 
 fn append(v: Variant) {
-    both(v, [Way::Append, Way::Append]);
+    both(v, [WriteMethod::Append, WriteMethod::Append]);
 }
 
 for_each_variant! { reflink => pwrite, mmap, mmap_then_pwrite, pwrite_then_mmap, append }
@@ -197,9 +202,9 @@ fn strict(v: Variant) {
     );
     assert_eq!(rig.mount.status_json()["writes"], "daemon");
     for ways in [
-        [Way::Pwrite, Way::Pwrite],
-        [Way::Append, Way::Append],
-        [Way::Append, Way::Pwrite],
+        [WriteMethod::Pwrite, WriteMethod::Pwrite],
+        [WriteMethod::Append, WriteMethod::Append],
+        [WriteMethod::Append, WriteMethod::Pwrite],
     ] {
         let counts = cut_many(&rig, ways, &[Duration::ZERO, PAUSE], cuts().div_ceil(6));
         assert_eq!(

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::common::{Rig, Variant, for_each_variant, stdout_of, succeeds, tool};
-use crate::cut::map::Map;
+use crate::cut::map::SharedMapping;
 
 /// Bytes of each file.
 const LEN: usize = 8192;
@@ -26,8 +26,8 @@ fn open(path: &Path) -> File {
         .unwrap()
 }
 
-fn map(path: &Path) -> Map {
-    Map::new(open(path), LEN)
+fn map(path: &Path) -> SharedMapping {
+    SharedMapping::new(open(path), LEN)
 }
 
 fn first_word(path: &Path) -> u64 {
@@ -36,7 +36,7 @@ fn first_word(path: &Path) -> u64 {
 }
 
 /// Makes a checkpoint between two stores into dirty pages: its view shows the first, permanently.
-fn a_view_keeps_what_was_there(rig: &Rig, mapped: &[(&str, &Map)], value: u64) {
+fn a_view_keeps_what_was_there(rig: &Rig, mapped: &[(&str, &SharedMapping)], value: u64) {
     mapped.iter().for_each(|(_, map)| map.store(0, value));
     let info = rig.mount.checkpoint_json(&[]);
     assert_eq!(info["atomic"], true, "{info}");
@@ -112,7 +112,7 @@ fn a_mapping_was_there_before_the_mount(v: Variant) {
         }
     });
     let held = before.pop().unwrap();
-    let mapped = Map::new(before.pop().unwrap(), LEN);
+    let mapped = SharedMapping::new(before.pop().unwrap(), LEN);
     // The pages are dirty from here on.
     mapped.store(0, 10);
     held.write_all_at(&10_u64.to_le_bytes(), 0).unwrap();

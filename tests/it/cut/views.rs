@@ -10,7 +10,7 @@ use rustix::fs::Advice;
 
 use crate::common::wait::wait_until;
 use crate::common::{Rig, Variant, for_each_variant};
-use crate::cut::map::Map;
+use crate::cut::map::SharedMapping;
 
 /// Bytes of the file.
 const LEN: usize = 1 << 20;
@@ -26,7 +26,7 @@ fn filled(value: u64) -> Vec<u8> {
 /// everywhere.
 fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
     let file = File::open(path).unwrap();
-    let map = Map::read_only(File::open(path).unwrap(), LEN);
+    let map = SharedMapping::read_only(File::open(path).unwrap(), LEN);
     let mut buffer = vec![0; LEN];
     while !stop.load(Ordering::SeqCst) {
         file.read_exact_at(&mut buffer, 0).unwrap();
@@ -57,7 +57,7 @@ fn overwrite(path: &Path, value: u64, way: u64) {
     match way % 5 {
         0 => writable().write_all_at(&filled(value), 0).unwrap(),
         1 => {
-            let map = Map::new(writable(), LEN);
+            let map = SharedMapping::new(writable(), LEN);
             (0..LEN).step_by(8).for_each(|at| map.store(at, value));
         }
         2 => fs::write(path, filled(value)).unwrap(),

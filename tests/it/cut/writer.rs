@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::cut::map::Map;
+use crate::cut::map::SharedMapping;
 
 /// Bytes of a file that is written in place.
 const FILE_LEN: usize = 16 * 1024;
@@ -26,7 +26,7 @@ const LOG_END: u64 = 64 * 1024;
 
 /// How one file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum WriteMethod {
     /// pwrite(2) of a block with i everywhere.
     Pwrite,
     /// Stores into two pages of a shared mapping, one before and one after those of the other file.
@@ -37,23 +37,25 @@ pub enum Way {
 
 enum Target {
     Pwrite(File),
-    Mmap(Map),
+    Mmap(SharedMapping),
     Append(File),
 }
 
 impl Target {
-    fn open(path: &Path, way: Way) -> Target {
-        if way != Way::Append {
+    fn open(path: &Path, way: WriteMethod) -> Target {
+        if way != WriteMethod::Append {
             fs::write(path, vec![0; FILE_LEN]).unwrap();
         }
         let mut options = OpenOptions::new();
         match way {
-            Way::Pwrite => Target::Pwrite(options.write(true).open(path).unwrap()),
-            Way::Mmap => Target::Mmap(Map::new(
+            WriteMethod::Pwrite => Target::Pwrite(options.write(true).open(path).unwrap()),
+            WriteMethod::Mmap => Target::Mmap(SharedMapping::new(
                 options.read(true).write(true).open(path).unwrap(),
                 FILE_LEN,
             )),
-            Way::Append => Target::Append(options.append(true).create(true).open(path).unwrap()),
+            WriteMethod::Append => {
+                Target::Append(options.append(true).create(true).open(path).unwrap())
+            }
         }
     }
 
@@ -83,14 +85,14 @@ struct Progress {
 
 /// A running writer.
 pub struct Writer {
-    ways: [Way; 2],
+    ways: [WriteMethod; 2],
     progress: Arc<Progress>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     /// Creates the files `a` and `b` in `dir` and starts writing, with `pause` after each round.
-    pub fn start(dir: &Path, ways: [Way; 2], pause: Duration) -> Writer {
+    pub fn start(dir: &Path, ways: [WriteMethod; 2], pause: Duration) -> Writer {
         let mut targets = [
             Target::open(&path(dir, 0), ways[0]),
             Target::open(&path(dir, 1), ways[1]),
@@ -138,7 +140,7 @@ impl Writer {
         }
     }
 
-    pub fn ways(&self) -> [Way; 2] {
+    pub fn ways(&self) -> [WriteMethod; 2] {
         self.ways
     }
 }
@@ -154,7 +156,7 @@ fn path(dir: &Path, index: usize) -> PathBuf {
 }
 
 /// Returns the values of the two files in a tree, in the order in which a round stores them.
-pub fn shown(dir: &Path, ways: [Way; 2]) -> Vec<u64> {
+pub fn shown(dir: &Path, ways: [WriteMethod; 2]) -> Vec<u64> {
     let files = [0, 1].map(|index| shown_of(&path(dir, index), ways[index]));
     (0..CELLS.len())
         .flat_map(|step| files.iter().filter_map(move |file| file.get(step).copied()))
@@ -162,11 +164,11 @@ pub fn shown(dir: &Path, ways: [Way; 2]) -> Vec<u64> {
 }
 
 /// Reads a file, checks its own consistency, and returns the value of each step.
-fn shown_of(path: &Path, way: Way) -> Vec<u64> {
+fn shown_of(path: &Path, way: WriteMethod) -> Vec<u64> {
     let name = path.display();
     let (bytes, skipped) = read_end(
         path,
-        if way == Way::Append {
+        if way == WriteMethod::Append {
             LOG_END
         } else {
             FILE_LEN as u64
@@ -177,7 +179,7 @@ fn shown_of(path: &Path, way: Way) -> Vec<u64> {
         .map(|word| u64::from_le_bytes(word.try_into().expect("whole words")))
         .collect();
     match way {
-        Way::Append => {
+        WriteMethod::Append => {
             let wrong = words
                 .iter()
                 .enumerate()
@@ -188,8 +190,8 @@ fn shown_of(path: &Path, way: Way) -> Vec<u64> {
             );
             vec![skipped / 8 + words.len() as u64]
         }
-        Way::Mmap => CELLS.iter().map(|cell| words[cell / 8]).collect(),
-        Way::Pwrite => {
+        WriteMethod::Mmap => CELLS.iter().map(|cell| words[cell / 8]).collect(),
+        WriteMethod::Pwrite => {
             assert_eq!(bytes.len(), FILE_LEN, "{name}");
             let block = &words[BLOCK_START / 8..(BLOCK_START + BLOCK_LEN) / 8];
             assert!(

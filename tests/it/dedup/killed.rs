@@ -11,7 +11,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     use ckptfs::Client;
     use ckptfs::api::Fault;
     use ckptfs::internals::sys::Errno;
-    use ckptfs::internals::sys::fault::{Call, Plan};
+    use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
     use super::story::{apart, assert_whole, tell, trees};
     use crate::common::command::check;
@@ -19,18 +19,22 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     let mut rig = tell(v, "off");
     let before = trees(&rig.mount);
     let calls = if v.fs.has_reflink() {
-        vec![(Call::Clone, 1), (Call::Clone, 4)]
+        vec![(CallKind::Clone, 1), (CallKind::Clone, 4)]
     } else {
-        vec![(Call::Link, 1), (Call::Rename, 1), (Call::Unlink, 2)]
+        vec![
+            (CallKind::Link, 1),
+            (CallKind::Rename, 1),
+            (CallKind::Unlink, 2),
+        ]
     };
     for (call, nth) in calls {
         rig.mount.kill_holder();
         let mut client = Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap();
         client
             .ask(Fault {
-                plan: Some(Plan {
+                plan: Some(FaultPlan {
                     kill: true,
-                    ..Plan::nth(nth, Errno::EIO).only(call)
+                    ..FaultPlan::nth(nth, Errno::EIO).only(call)
                 }),
             })
             .unwrap();

@@ -86,7 +86,7 @@ const FILES: u64 = 6;
 const ROUNDS: u64 = 6;
 
 /// The seed of each file's content, by number.
-type Held = BTreeMap<u64, u64>;
+type SeedByFile = BTreeMap<u64, u64>;
 
 fn content(seed: u64) -> Vec<u8> {
     noise(200_000 + 4096 * (seed as usize % 2), seed)
@@ -110,7 +110,7 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
             round += 1;
         }
     };
-    let mut shown: BTreeMap<u64, Held> = BTreeMap::new();
+    let mut shown: BTreeMap<u64, SeedByFile> = BTreeMap::new();
     let mut shared = 0;
     std::thread::scope(|scope| {
         scope.spawn(|| write(0));

@@ -13,16 +13,16 @@ const INODES_MAX: u64 = 2;
 const SOCKETS: usize = 2;
 
 /// Resources of the daemon while the mount is idle and the kernel's caches are empty.
-pub struct Level {
+pub struct DaemonUsage {
     /// Resident set size.
     pub rss_kb: u64,
     /// Descriptors by target.
     open: BTreeMap<String, usize>,
 }
 
-impl Level {
+impl DaemonUsage {
     /// Measures the current level.
-    pub fn of(rig: &Rig) -> Level {
+    pub fn of(rig: &Rig) -> DaemonUsage {
         wait_until("no file is open, and the kernel knows no inode", || {
             // Unused inodes and dentries: the daemon gets a FORGET for each.
             fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
@@ -60,7 +60,7 @@ impl Level {
                 .parse()
                 .ok()
         });
-        Level {
+        DaemonUsage {
             rss_kb: rss.expect("the status of a process has VmRSS"),
             open: open_of(rig.mount.pid()),
         }
@@ -82,8 +82,8 @@ impl Level {
     /// Asserts that descriptors outside the store have not increased, and those of the store by at
     /// most `more`.
     #[track_caller]
-    pub fn has_no_more_descriptors_than(&self, before: &Level, more: usize) {
-        let others = |level: &Level| level.descriptors() - level.below_store();
+    pub fn has_no_more_descriptors_than(&self, before: &DaemonUsage, more: usize) {
+        let others = |level: &DaemonUsage| level.descriptors() - level.below_store();
         assert!(
             others(self) <= others(before),
             "descriptors were left open: {:#?}\nand before: {:#?}",

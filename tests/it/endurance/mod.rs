@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Rig, Variant, skip};
-use daemon::Level;
+use daemon::DaemonUsage;
 
 /// Space for the load, its captures, and the plain directory. The image is sparse.
 const IMAGE_BYTES: u64 = 6 << 30;
@@ -91,13 +91,13 @@ fn start(v: Variant) -> Rig {
 
 /// Asserts constant memory over rounds without a checkpoint. A single increase to a plateau is
 /// accepted.
-fn flat_memory(rig: &Rig, stressors: &[&str]) -> Level {
-    let mut before = Level::of(rig);
+fn flat_memory(rig: &Rig, stressors: &[&str]) -> DaemonUsage {
+    let mut before = DaemonUsage::of(rig);
     for attempt in 1..=ATTEMPTS {
         for _ in 0..told("CKPTFS_ROUNDS", 2) {
             round(rig, stressors);
         }
-        let after = Level::of(rig);
+        let after = DaemonUsage::of(rig);
         println!("  {} kB and then {} kB", before.rss_kb, after.rss_kb);
         if after.rss_kb * 100 <= before.rss_kb * (100 + GROWTH_MAX_PERCENT) {
             return after;
@@ -125,7 +125,7 @@ fn nothing_leaks(fs: Fs, io: Io) {
     git::make_origin(&rig.image.dir("origin"));
     let stressors = load::stressors();
     let few = &stressors[..stressors.len() / 4];
-    let new = Level::of(&rig);
+    let new = DaemonUsage::of(&rig);
 
     // With a checkpoint each later change may need a record; the round also lets the daemon do all
     // one-time work.
@@ -136,7 +136,7 @@ fn nothing_leaks(fs: Fs, io: Io) {
 
     let kept = daemon::kept(&rig);
     let checkpoints = under_checkpoints(&rig, || round(&rig, &stressors));
-    let after = Level::of(&rig);
+    let after = DaemonUsage::of(&rig);
     after.has_no_more_descriptors_than(&new, STORE_DESCRIPTORS_MAX);
     let captures = daemon::kept(&rig) - kept;
     println!(

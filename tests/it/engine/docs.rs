@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::command::try_run_limited;
 use crate::common::has;
-use crate::common::page::{Step, fits, steps};
+use crate::common::page::{ConsoleStep, fits, steps};
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
@@ -26,7 +26,7 @@ fn every_command_of_the_page_says_what_the_page_says() {
         .expect("the page");
     let steps = steps(&page);
     assert!(steps.len() > 20, "the page has {} commands", steps.len());
-    for Step { command, said } in &steps {
+    for ConsoleStep { command, said } in &steps {
         let mut shell = rig.enter();
         let script = format!(
             ". \"$PROJECT/tests/it/engine/rig.sh\"; set +eu; page_environment; cd \"$(cat $W/cwd)\"; {{ {command}\n}} 2>&1; status=$?; pwd >$W/cwd; exit $status"

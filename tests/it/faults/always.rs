@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::process::Output;
 
-use super::full::Full;
+use super::full::FullDisk;
 use crate::common::command::{TOOL_SECONDS, run_limited, succeeds, tool};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::tree::{Tree, assert_tree_is, tree_without};
@@ -18,7 +18,7 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, skip};
 
 /// The cause of the full disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum FilledBy {
     /// Files outside the store.
     User,
     /// Captured versions.
@@ -30,13 +30,13 @@ enum By {
 const FILES: usize = 40;
 const CHECKPOINTS: u64 = 8;
 
-fn image(fs: Fs, by: By) -> Image {
+fn image(fs: Fs, by: FilledBy) -> Image {
     match (fs, by) {
-        (Fs::Ext4, By::Inodes) => Image::with(fs, 64 << 20, &["-N", "900"]),
+        (Fs::Ext4, FilledBy::Inodes) => Image::with(fs, 64 << 20, &["-N", "900"]),
         (Fs::Ext4, _) => Image::in_memory(fs, 64 << 20),
         (Fs::Tmpfs, _) => {
             let image = Image::new(fs, 24 << 20);
-            if by == By::Inodes {
+            if by == FilledBy::Inodes {
                 succeeds(
                     tool("mount", &["-o", "remount,nr_inodes=900"]).arg(image.path()),
                     TOOL_SECONDS,
@@ -48,7 +48,7 @@ fn image(fs: Fs, by: By) -> Image {
     }
 }
 
-fn offline(full: &Full, arguments: &[&str]) -> Output {
+fn offline(full: &FullDisk, arguments: &[&str]) -> Output {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"));
     run_limited(
         command.arg("-C").arg(&full.backing).args(arguments),
@@ -68,7 +68,7 @@ fn works(output: &Output) {
 /// Checks that the live tree and all checkpoints from `from` on are unchanged, and that nothing was
 /// set aside as damaged.
 #[track_caller]
-fn nothing_is_lost(full: &Full, views: &[(u64, Tree)], from: u64, live: &Tree) {
+fn nothing_is_lost(full: &FullDisk, views: &[(u64, Tree)], from: u64, live: &Tree) {
     views
         .iter()
         .filter(|(id, _)| *id >= from)
@@ -83,7 +83,7 @@ fn nothing_is_lost(full: &Full, views: &[(u64, Tree)], from: u64, live: &Tree) {
     assert!(aside.is_empty(), "{aside:?}");
 }
 
-fn history(full: &Full) -> Vec<(u64, Tree)> {
+fn history(full: &FullDisk) -> Vec<(u64, Tree)> {
     let work = |round: u64| {
         for number in 0..FILES {
             fs::write(
@@ -100,7 +100,7 @@ fn history(full: &Full) -> Vec<(u64, Tree)> {
 
 /// Mounts again. XFS refuses a new inode, and therefore a control socket, without several hundred
 /// free blocks beyond its own reserve. The tree is then served without verbs, until space is freed.
-fn mount_again(full: &mut Full, io: Io) {
+fn mount_again(full: &mut FullDisk, io: Io) {
     let opts = MountOpts {
         mountpoint: Some(full.mount.path().to_owned()),
         ..MountOpts::new(io)
@@ -124,14 +124,21 @@ fn mount_again(full: &mut Full, io: Io) {
 }
 
 /// Fills the freed space, outside the mount.
-fn fill_again(full: &Full, by: By) {
-    fill(full, if by == By::Captures { By::User } else { by });
+fn fill_again(full: &FullDisk, by: FilledBy) {
+    fill(
+        full,
+        if by == FilledBy::Captures {
+            FilledBy::User
+        } else {
+            by
+        },
+    );
 }
 
-fn fill(full: &Full, by: By) {
+fn fill(full: &FullDisk, by: FilledBy) {
     match by {
-        By::User => {}
-        By::Captures => {
+        FilledBy::User => {}
+        FilledBy::Captures => {
             let large = full.path("large");
             let write = |round: u8| {
                 fs::write(&large, vec![round; 2 << 20]).is_ok()
@@ -142,7 +149,7 @@ fn fill(full: &Full, by: By) {
                 "the filesystem is full"
             );
         }
-        By::Inodes => {
+        FilledBy::Inodes => {
             let made = (0..2000)
                 .take_while(|number| {
                     fs::write(full.image.path().join(format!("filler-i{number}")), "").is_ok()
@@ -155,7 +162,7 @@ fn fill(full: &Full, by: By) {
     full.fill();
 }
 
-fn a_full_disk(fs: Fs, by: By) {
+fn a_full_disk(fs: Fs, by: FilledBy) {
     let io = if fs.has_reflink() {
         Io::Passthrough
     } else {
@@ -164,7 +171,7 @@ fn a_full_disk(fs: Fs, by: By) {
     if let Some(reason) = (Variant { fs, io }).unavailable() {
         return skip(&reason);
     }
-    let mut full = Full::new(image(fs, by), io);
+    let mut full = FullDisk::new(image(fs, by), io);
     let views = history(&full);
     let reserve = full.backing.join(".ckptfs/reserve");
     wait_until("the reserve is allocated", || {
@@ -229,7 +236,7 @@ macro_rules! cases {
     ($($name:ident: $fs:ident $by:ident;)+) => {
         $(#[test]
         fn $name() {
-            a_full_disk(Fs::$fs, By::$by);
+            a_full_disk(Fs::$fs, FilledBy::$by);
         })+
     };
 }

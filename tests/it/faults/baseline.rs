@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ckptfs::Client;
 use ckptfs::api::Fault;
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 use crate::common::tree::copy_tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
@@ -39,7 +39,7 @@ mod without_reflink {
 
 /// When the disk is full.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum When {
+enum FullWhen {
     /// While the tree is served: the first walk, captures ahead of the unmount.
     Idle,
     /// At the unmount: incremental or full baseline.
@@ -137,7 +137,7 @@ fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
     unknown
 }
 
-fn arm(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
+fn arm(rig: &Rig, plan: Option<FaultPlan>) -> (u64, u64) {
     Client::connect(File::open(rig.path().join(".ckptfs")).unwrap())
         .unwrap()
         .ask(Fault { plan })
@@ -164,13 +164,13 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
     let root = rig.path().to_owned();
     let mut copies: BTreeMap<u64, PathBuf> = BTreeMap::new();
     let (mut fired, mut unknown, mut round) = (0, 0, 0);
-    for when in [When::Idle, When::End] {
+    for when in [FullWhen::Idle, FullWhen::End] {
         for plan in plans(when) {
             round += 1;
             let what = format!("{v:?}, round {round}, {when:?}, {plan:?}");
             change(&root, round, "served");
             let before = written(&root);
-            if when == When::Idle
+            if when == FullWhen::Idle
                 && copies.len() > 1
                 && let Some((oldest, _)) = copies.pop_first()
             {
@@ -182,7 +182,7 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
             copy_tree(&root, &copy);
             // The idle thread waits a moment after it.
             copies.insert(rig.mount.checkpoint(), copy);
-            if when == When::Idle {
+            if when == FullWhen::Idle {
                 arm(&rig, Some(plan));
                 wait_for_baseline(&root, before);
                 fired += arm(&rig, None).1;
@@ -233,11 +233,17 @@ fn with_room_all_is_known(rig: &mut Rig, round: usize) {
 }
 
 /// Returns the calls that fail with ENOSPC.
-fn plans(when: When) -> Vec<Plan> {
-    let any = |nth| Plan::nth(nth, Errno::ENOSPC).lasting();
-    let one = [Call::Clone, Call::Rename, Call::Create, Call::Unlink].map(|call| any(1).only(call));
-    let writes = [2, 3, 5].map(|nth| any(nth).only(Call::Write).half());
-    let nth: &[u64] = if when == When::End {
+fn plans(when: FullWhen) -> Vec<FaultPlan> {
+    let any = |nth| FaultPlan::nth(nth, Errno::ENOSPC).lasting();
+    let one = [
+        CallKind::Clone,
+        CallKind::Rename,
+        CallKind::Create,
+        CallKind::Unlink,
+    ]
+    .map(|call| any(1).only(call));
+    let writes = [2, 3, 5].map(|nth| any(nth).only(CallKind::Write).half());
+    let nth: &[u64] = if when == FullWhen::End {
         &[1, 2, 3, 4, 6, 8, 11, 15, 20, 26, 33, 41, 50]
     } else {
         &[]

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use ckptfs::internals::engine::request::SetAttr;
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{self, Call, Plan, Seen};
+use ckptfs::internals::sys::fault::{self, CallKind, FaultOutcome, FaultPlan};
 
-use super::ops::{self, Done, Op, Why};
+use super::ops::{self, FaultOp, FaultOpResult, OpError};
 use super::seen::{Tree, differing, without_times};
-use super::served::Served;
+use super::served::ServedDir;
 use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};
 
@@ -40,7 +40,7 @@ fn each_call_fails_once(v: Variant) {
             .try_init();
     }
     let image = Image::in_memory(v.fs, 512 << 20);
-    let mut run = Run::new(&image, v);
+    let mut run = FaultRun::new(&image, v);
     let only = std::env::var("CKPTFS_OP").ok();
     for (index, op) in ops::all().into_iter().enumerate() {
         let left_out = if only.is_none() {
@@ -55,7 +55,7 @@ fn each_call_fails_once(v: Variant) {
             .ok()
             .and_then(|n| n.parse::<u64>().ok())
         {
-            run.operation(&op, |first| Plan::nth(n + first - 1, Errno::EIO));
+            run.operation(&op, |first| FaultPlan::nth(n + first - 1, Errno::EIO));
             continue;
         }
         if is_long() {
@@ -64,22 +64,22 @@ fn each_call_fails_once(v: Variant) {
         // The short form runs two of the four plans.
         let turn = run.turn();
         let others = [
-            Plan::nth(1, Errno::ENOSPC),
-            Plan::nth(1, Errno::EIO).lasting(),
-            Plan::nth(1, Errno::ENOSPC).lasting(),
+            FaultPlan::nth(1, Errno::ENOSPC),
+            FaultPlan::nth(1, Errno::EIO).lasting(),
+            FaultPlan::nth(1, Errno::ENOSPC).lasting(),
         ];
-        run.operation(&op, |n| Plan::nth(n, Errno::EIO));
+        run.operation(&op, |n| FaultPlan::nth(n, Errno::EIO));
         for plan in others
             .iter()
             .enumerate()
             .filter(|(index, _)| is_long() || index == &turn)
             .map(|(_, plan)| *plan)
         {
-            run.operation(&op, |n| Plan { nth: n, ..plan });
+            run.operation(&op, |n| FaultPlan { nth: n, ..plan });
         }
         if is_long() {
-            run.operation(&op, |n| Plan::nth(n, Errno::EMFILE));
-            run.operation(&op, |n| Plan::nth(n, Errno::ENOSPC).half());
+            run.operation(&op, |n| FaultPlan::nth(n, Errno::EMFILE));
+            run.operation(&op, |n| FaultPlan::nth(n, Errno::ENOSPC).half());
         }
     }
     let Tally {
@@ -109,8 +109,8 @@ fn takes(v: Variant, index: usize) -> bool {
     }
 }
 
-struct Run {
-    served: Served,
+struct FaultRun {
+    served: ServedDir,
     passthrough: bool,
     number: u64,
     plans: u64,
@@ -119,13 +119,13 @@ struct Run {
     tally: Tally,
 }
 
-impl Run {
-    fn new(image: &Image, v: Variant) -> Run {
+impl FaultRun {
+    fn new(image: &Image, v: Variant) -> FaultRun {
         let passthrough = v.io == Io::Passthrough;
-        let served = Served::new(&image.dir("project"), passthrough);
+        let served = ServedDir::new(&image.dir("project"), passthrough);
         let remount_every = if is_long() { 1 } else { 8 };
         assert_eq!(image.fs() == Fs::Xfs, v.fs == Fs::Xfs);
-        Run {
+        FaultRun {
             served,
             passthrough,
             number: 0,
@@ -138,7 +138,7 @@ impl Run {
 
     /// Continues in another directory: every remount would read a journal of a thousand cases.
     fn anew(&mut self, dir: &Path) {
-        let done = std::mem::replace(&mut self.served, Served::new(dir, self.passthrough));
+        let done = std::mem::replace(&mut self.served, ServedDir::new(dir, self.passthrough));
         let dir = done.dir().to_owned();
         drop(done);
         std::fs::remove_dir_all(dir).unwrap();
@@ -151,7 +151,7 @@ impl Run {
     }
 
     /// Runs an operation with its first, second, third ... call failing, until none fails.
-    fn operation(&mut self, op: &Op, plan: impl Fn(u64) -> Plan) {
+    fn operation(&mut self, op: &FaultOp, plan: impl Fn(u64) -> FaultPlan) {
         let reference = self.reference(op);
         self.plans += 1;
         let stride = if is_long() { 1 } else { STRIDE };
@@ -170,7 +170,7 @@ impl Run {
     }
 
     /// Returns the result of the operation without a fault.
-    fn reference(&mut self, op: &Op) -> Tree {
+    fn reference(&mut self, op: &FaultOp) -> Tree {
         let (dir, id, _) = self.prepare(op);
         (op.run)(&self.served, &dir, id).unwrap_or_else(|why| panic!("{}: {why:?}", op.name));
         let after = self.served.plain(&dir);
@@ -179,7 +179,7 @@ impl Run {
     }
 
     /// Creates a directory with a checkpoint and the setup of the operation.
-    fn prepare(&mut self, op: &Op) -> (String, u64, Tree) {
+    fn prepare(&mut self, op: &FaultOp) -> (String, u64, Tree) {
         self.number += 1;
         let dir = format!("d{}", self.number);
         ops::fill(&self.served, &dir).unwrap();
@@ -190,7 +190,12 @@ impl Run {
         (dir, id, kept)
     }
 
-    fn case(&mut self, op: &Op, plan: Plan, reference: &Tree) -> (Seen, Done) {
+    fn case(
+        &mut self,
+        op: &FaultOp,
+        plan: FaultPlan,
+        reference: &Tree,
+    ) -> (FaultOutcome, FaultOpResult) {
         let (dir, id, kept) = self.prepare(op);
         let before = self.served.plain(&dir);
         fault::arm_thread(plan);
@@ -214,9 +219,9 @@ impl Run {
                     // The change was made, but the stat after it failed: the only error that comes
                     // too late.
                     let told_late =
-                        seen.first == Some(Call::Stat) && without_times(&now) == *reference;
+                        seen.first == Some(CallKind::Stat) && without_times(&now) == *reference;
                     // A write to the live file stopped half-way; write(2) reports only that.
-                    let half = plan.half && seen.first == Some(Call::Write);
+                    let half = plan.half && seen.first == Some(CallKind::Write);
                     let differs = differing(&now, &before);
                     if plan.lasting && !differs.is_empty() {
                         return (
@@ -276,8 +281,8 @@ impl Run {
         what: &str,
         (id, dir): (u64, &str),
         (kept, before, reference): (&Tree, &Tree, &Tree),
-        done: Done,
-    ) -> Done {
+        done: FaultOpResult,
+    ) -> FaultOpResult {
         self.tally.half_way += 1;
         self.served.forget();
         self.mend(what);
@@ -333,7 +338,7 @@ impl Run {
 
     /// Repeats the operation without the fault, which must succeed. A failed journal refuses
     /// records until the next mount, and reports this.
-    fn again(&mut self, what: &str, op: &Op, dir: &str, id: u64) {
+    fn again(&mut self, what: &str, op: &FaultOp, dir: &str, id: u64) {
         self.served.forget();
         self.mend(what);
         if let Err(why) = (op.run)(&self.served, dir, id) {
@@ -424,7 +429,7 @@ impl Run {
     fn clear(&mut self, dir: &str) {
         self.served.forget();
         let mut paths: Vec<_> = self.served.plain(dir).into_iter().collect();
-        paths.push((String::new(), super::seen::Seen::dir()));
+        paths.push((String::new(), super::seen::NodeSnapshot::dir()));
         paths.sort_by(|a, b| b.0.cmp(&a.0));
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");
@@ -444,13 +449,13 @@ impl Run {
 }
 
 /// Checks that the caller receives the injected error, or a general one.
-fn check_errno(what: &str, why: &Why, plan: Plan) {
+fn check_errno(what: &str, why: &OpError, plan: FaultPlan) {
     match why {
-        Why::Errno(errno) => assert!(
+        OpError::Errno(errno) => assert!(
             errno.0 == plan.errno || *errno == Errno::EIO || *errno == Errno::ESTALE,
             "{what}"
         ),
-        Why::Words(error) => assert!(
+        OpError::Words(error) => assert!(
             ["io", "no-space"].contains(&error.code.to_string().as_str()),
             "{what}"
         ),

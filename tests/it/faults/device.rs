@@ -13,14 +13,14 @@ const TMPFS_BYTES: u64 = 96 << 20;
 const DISK_BYTES: u64 = 1 << 30;
 
 /// A filesystem on a disk that can be made to fail.
-struct Disk {
+struct FailingDisk {
     // In drop order.
     point: PathBuf,
     below: Image,
 }
 
-impl Disk {
-    fn new() -> Disk {
+impl FailingDisk {
+    fn new() -> FailingDisk {
         let below = Image::new(Fs::Tmpfs, TMPFS_BYTES);
         let (image, point) = (below.path().join("disk.img"), below.dir("disk"));
         File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
@@ -39,7 +39,7 @@ impl Disk {
                 .arg(&point),
             60,
         );
-        Disk { point, below }
+        FailingDisk { point, below }
     }
 
     /// From now on writes to unallocated blocks fail.
@@ -59,7 +59,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for FailingDisk {
     fn drop(&mut self) {
         let done = run_limited(tool("umount", &[&self.point]).arg("-l"), 60);
         if !done.status.success() {
@@ -73,7 +73,7 @@ fn a_disk_that_fails_ends_the_keeping_and_loses_nothing() {
     if let Some(reason) = Fs::Tmpfs.unavailable().or_else(|| Fs::Ext4.unavailable()) {
         return skip(&reason);
     }
-    let disk = Disk::new();
+    let disk = FailingDisk::new();
     let (backing, point) = (disk.point.join("project"), disk.point.join("here"));
     fs::create_dir(&backing).unwrap();
     fs::create_dir(&point).unwrap();

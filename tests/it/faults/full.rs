@@ -16,14 +16,14 @@ const SMALL: usize = 240;
 const LARGE: usize = 20;
 
 /// A full filesystem with a mount at another place than its backing directory.
-pub struct Full {
+pub struct FullDisk {
     pub mount: Mount,
     pub backing: PathBuf,
     pub image: Image,
 }
 
-impl Full {
-    pub fn new(image: Image, io: Io) -> Full {
+impl FullDisk {
+    pub fn new(image: Image, io: Io) -> FullDisk {
         let (backing, point) = (image.dir("project"), image.dir("here"));
         let mount = Mount::start(
             &backing,
@@ -32,7 +32,7 @@ impl Full {
                 ..MountOpts::new(io)
             },
         );
-        Full {
+        FullDisk {
             mount,
             backing,
             image,
@@ -136,7 +136,7 @@ fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
 }
 
 /// Performs ten of each operation that needs no new space, and returns the number refused.
-fn operate(full: &Full, from: usize) -> Vec<(&'static str, usize)> {
+fn operate(full: &FullDisk, from: usize) -> Vec<(&'static str, usize)> {
     let root = full.mount.path();
     let at = |number: usize| root.join(small(from + number));
     let ten = |run: &dyn Fn(usize) -> io::Result<()>| {
@@ -187,7 +187,7 @@ fn without_the_reserve_it_does_not() {
     {
         return skip(&reason);
     }
-    let full = Full::new(Image::in_memory(Fs::Xfs, 320 << 20), Io::Daemon);
+    let full = FullDisk::new(Image::in_memory(Fs::Xfs, 320 << 20), Io::Daemon);
     populate(full.mount.path());
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
@@ -207,7 +207,7 @@ fn without_the_reserve_it_does_not() {
 }
 
 fn what_keeps_the_past_goes_on(v: Variant) {
-    let mut full = Full::new(Image::in_memory(v.fs, 320 << 20), v.io);
+    let mut full = FullDisk::new(Image::in_memory(v.fs, 320 << 20), v.io);
     populate(full.mount.path());
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
@@ -287,7 +287,7 @@ fn a_quota_of_btrfs_that_is_used_up() {
         Path::new("60M"),
         &project,
     ]);
-    let mut full = Full::new(image, v.io);
+    let mut full = FullDisk::new(image, v.io);
     populate(full.mount.path());
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
@@ -328,7 +328,7 @@ fn a_quota_of_btrfs_that_is_used_up() {
 
 /// Small filesystems without reflink: every operation succeeds or fails with ENOSPC.
 fn everything_works_or_says_so(image: Image) {
-    let mut full = Full::new(image, Io::Daemon);
+    let mut full = FullDisk::new(image, Io::Daemon);
     for number in 0..12 {
         fs::write(full.path(&format!("f{number}")), format!("{number}")).unwrap();
     }

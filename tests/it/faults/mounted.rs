@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ckptfs::Client;
 use ckptfs::api::Fault;
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 use crate::common::random::is_long;
 use crate::common::tree::assert_tree_is;
@@ -19,14 +19,14 @@ for_each_variant! { reflink => calls_of_the_daemon_fail }
 for_each_variant! { xfs => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints, an_eio_is_told_in_the_log }
 
 /// A mount at another place than its backing directory.
-struct Beside {
+struct SeparateMount {
     mount: Mount,
     backing: PathBuf,
     _image: Image,
 }
 
-impl Beside {
-    fn new(v: Variant) -> Beside {
+impl SeparateMount {
+    fn new(v: Variant) -> SeparateMount {
         let image = Image::in_memory(v.fs, 512 << 20);
         let (backing, point) = (image.dir("project"), image.dir("here"));
         let mount = Mount::start(
@@ -36,7 +36,7 @@ impl Beside {
                 ..MountOpts::new(v.io)
             },
         );
-        Beside {
+        SeparateMount {
             mount,
             backing,
             _image: image,
@@ -48,7 +48,7 @@ impl Beside {
     }
 
     /// Arms or disarms the daemon. Returns the number of calls counted and of calls failed before.
-    fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
+    fn fault(&self, plan: Option<FaultPlan>) -> (u64, u64) {
         let store = File::open(self.backing.join(".ckptfs")).unwrap();
         Client::connect(store).unwrap().ask(Fault { plan }).unwrap()
     }
@@ -80,7 +80,7 @@ fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
 /// A rename over another file takes two steps, between which the tables have the old name. Failed
 /// before: a view returned ESTALE in between.
 fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
-    let rig = Beside::new(v);
+    let rig = SeparateMount::new(v);
     // Not in the root, which contains `.snapshots` and is locked by the kernel during the rename.
     let dir = rig.path("dir");
     fs::create_dir(&dir).unwrap();
@@ -88,10 +88,10 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
         fs::write(dir.join(name), content).unwrap();
     }
     let view = rig.mount.view(rig.mount.checkpoint()).join("dir");
-    rig.fault(Some(Plan {
+    rig.fault(Some(FaultPlan {
         errno: 0,
         pause_ms: 700,
-        ..Plan::nth(2, Errno::EIO).only(Call::Rename)
+        ..FaultPlan::nth(2, Errno::EIO).only(CallKind::Rename)
     }));
     std::thread::scope(|scope| {
         let rename = scope.spawn(|| fs::rename(dir.join("from"), dir.join("to")));
@@ -109,12 +109,12 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
 
 /// The log names the request, the node, and the failed call.
 fn an_eio_is_told_in_the_log(v: Variant) {
-    let rig = Beside::new(v);
+    let rig = SeparateMount::new(v);
     fs::write(rig.path("f"), "content").unwrap();
     let node = fs::metadata(rig.path("f")).unwrap().ino();
-    rig.fault(Some(Plan {
+    rig.fault(Some(FaultPlan {
         lasting: true,
-        ..Plan::nth(1, Errno::EIO).only(Call::Open)
+        ..FaultPlan::nth(1, Errno::EIO).only(CallKind::Open)
     }));
     let opened = File::open(rig.path("f")).map(drop);
     rig.fault(None);
@@ -160,7 +160,7 @@ fn fill(dir: &Path) {
 }
 
 fn calls_of_the_daemon_fail(v: Variant) {
-    let mut rig = Beside::new(v);
+    let mut rig = SeparateMount::new(v);
     let stride = if is_long() { 1 } else { 7 };
     let (mut number, mut failed, mut refused) = (0, 0, 0);
     for (index, (name, run)) in CASES.iter().enumerate() {
@@ -171,7 +171,7 @@ fn calls_of_the_daemon_fail(v: Variant) {
                 fill(&dir);
                 let id = rig.mount.checkpoint();
                 let kept = tree_of(&dir);
-                rig.fault(Some(Plan::nth(n, errno)));
+                rig.fault(Some(FaultPlan::nth(n, errno)));
                 let done = run(&dir);
                 let (_, fired) = rig.fault(None);
                 let what = format!("{name}, call {n}, {errno:?}: {done:?}");
@@ -225,12 +225,12 @@ fn calls_of_the_daemon_fail(v: Variant) {
 }
 
 fn a_failed_sync_ends_the_keeping(v: Variant) {
-    let mut rig = Beside::new(v);
+    let mut rig = SeparateMount::new(v);
     fs::write(rig.path("f"), "as it was").unwrap();
     let id = rig.mount.checkpoint();
     fs::create_dir(rig.path("new")).unwrap();
     fs::write(rig.path("new/born"), "born").unwrap();
-    rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Sync)));
+    rig.fault(Some(FaultPlan::nth(1, Errno::EIO).only(CallKind::Sync)));
     // The syncer runs within a second because the journal is dirty.
     wait_until("the journal's sync has failed", || {
         let said = rig.warnings();
@@ -281,10 +281,14 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
 }
 
 fn an_index_that_fails_refuses_checkpoints(v: Variant) {
-    let mut rig = Beside::new(v);
+    let mut rig = SeparateMount::new(v);
     fs::write(rig.path("f"), "1").unwrap();
     let first = rig.mount.checkpoint();
-    rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Index).lasting()));
+    rig.fault(Some(
+        FaultPlan::nth(1, Errno::EIO)
+            .only(CallKind::Index)
+            .lasting(),
+    ));
     write(&rig.path("f"), 0, b"2").unwrap();
     // The index may have failed already with the epoch of the first checkpoint.
     let answer = rig.mount.run(&["checkpoint"]);

@@ -4,42 +4,42 @@ use ckptfs::api::VerbError;
 use ckptfs::internals::engine::request::{RenameMode, SetAttr};
 use ckptfs::internals::sys::{Errno, Kind};
 
-use super::served::{Served, at, libc_flags};
+use super::served::{ServedDir, at, libc_flags};
 
 /// The error of an operation: of a request, or of a verb.
 #[derive(Debug)]
-pub enum Why {
+pub enum OpError {
     Errno(Errno),
     Words(VerbError),
 }
 
-impl From<Errno> for Why {
-    fn from(errno: Errno) -> Why {
-        Why::Errno(errno)
+impl From<Errno> for OpError {
+    fn from(errno: Errno) -> OpError {
+        OpError::Errno(errno)
     }
 }
 
-impl From<VerbError> for Why {
-    fn from(error: VerbError) -> Why {
-        Why::Words(error)
+impl From<VerbError> for OpError {
+    fn from(error: VerbError) -> OpError {
+        OpError::Words(error)
     }
 }
 
-pub type Done = Result<(), Why>;
+pub type FaultOpResult = Result<(), OpError>;
 
 /// An operation in a separate directory.
-pub struct Op {
+pub struct FaultOp {
     pub name: &'static str,
     /// Setup after the checkpoint, without faults.
-    pub before: fn(&Served, &str) -> Done,
+    pub before: fn(&ServedDir, &str) -> FaultOpResult,
     /// The operation, given the id of the checkpoint.
-    pub run: fn(&Served, &str, u64) -> Done,
+    pub run: fn(&ServedDir, &str, u64) -> FaultOpResult,
     /// Consists of many steps: a failure leaves some of them done, and a guard to undo them.
     pub steps: bool,
 }
 
 /// Creates the content of the directory before the checkpoint.
-pub fn fill(tree: &Served, dir: &str) -> Done {
+pub fn fill(tree: &ServedDir, dir: &str) -> FaultOpResult {
     tree.make(dir, Kind::Dir)?;
     let p = |name: &str| format!("{dir}/{name}");
     for name in ["small", "other", "gone", "one"] {
@@ -57,12 +57,12 @@ pub fn fill(tree: &Served, dir: &str) -> Done {
     Ok(())
 }
 
-fn nothing(_: &Served, _: &str) -> Done {
+fn nothing(_: &ServedDir, _: &str) -> FaultOpResult {
     Ok(())
 }
 
 /// Typical changes after the checkpoint, for operations that compare or restore.
-fn day(tree: &Served, dir: &str) -> Done {
+fn day(tree: &ServedDir, dir: &str) -> FaultOpResult {
     let p = |name: &str| format!("{dir}/{name}");
     tree.write(&p("small"), 2, b"CHANGED")?;
     tree.unlink(&p("gone"))?;
@@ -84,7 +84,7 @@ fn day(tree: &Served, dir: &str) -> Done {
 
 macro_rules! op {
     ($name:literal, $run:expr) => {
-        Op {
+        FaultOp {
             name: $name,
             before: nothing,
             run: $run,
@@ -92,7 +92,7 @@ macro_rules! op {
         }
     };
     ($name:literal, $before:expr, $run:expr) => {
-        Op {
+        FaultOp {
             name: $name,
             before: $before,
             run: $run,
@@ -101,7 +101,7 @@ macro_rules! op {
     };
 }
 
-pub fn all() -> Vec<Op> {
+pub fn all() -> Vec<FaultOp> {
     let mut ops = files();
     ops.extend(new_names());
     ops.extend(renames());
@@ -111,7 +111,7 @@ pub fn all() -> Vec<Op> {
     ops
 }
 
-fn files() -> Vec<Op> {
+fn files() -> Vec<FaultOp> {
     vec![
         op!("create", |t, d, _| Ok(t.create(&format!("{d}/new"), b"")?)),
         op!(
@@ -177,7 +177,7 @@ fn files() -> Vec<Op> {
 
 const REPLACE: RenameMode = RenameMode::Replace;
 
-fn new_names() -> Vec<Op> {
+fn new_names() -> Vec<FaultOp> {
     vec![
         op!("mkdir", |t, d, _| Ok(
             t.make(&format!("{d}/new"), Kind::Dir)?
@@ -194,7 +194,7 @@ fn new_names() -> Vec<Op> {
     ]
 }
 
-fn renames() -> Vec<Op> {
+fn renames() -> Vec<FaultOp> {
     vec![
         op!("rename", |t, d, _| Ok(t.rename(
             &format!("{d}/small"),
@@ -244,7 +244,7 @@ fn renames() -> Vec<Op> {
     ]
 }
 
-fn removals() -> Vec<Op> {
+fn removals() -> Vec<FaultOp> {
     vec![
         op!("unlink", |t, d, _| Ok(t.unlink(&format!("{d}/small"))?)),
         op!(
@@ -273,7 +273,7 @@ fn removals() -> Vec<Op> {
     ]
 }
 
-fn attributes() -> Vec<Op> {
+fn attributes() -> Vec<FaultOp> {
     vec![
         op!("chmod", |t, d, _| Ok(t.set(
             &format!("{d}/small"),
@@ -316,13 +316,13 @@ fn attributes() -> Vec<Op> {
     ]
 }
 
-fn verbs() -> Vec<Op> {
+fn verbs() -> Vec<FaultOp> {
     vec![
         op!("checkpoint", day, |t, _, _| Ok(t.checkpoint().map(drop)?)),
         op!("checkpoint --sync", day, |t, _, _| Ok(t
             .checkpoint_with(true)
             .map(drop)?)),
-        Op {
+        FaultOp {
             name: "checkpoint with an open file",
             before: |_, _| Ok(()),
             run: |t, d, _| {
@@ -333,7 +333,7 @@ fn verbs() -> Vec<Op> {
             },
             steps: false,
         },
-        Op {
+        FaultOp {
             name: "restore",
             before: day,
             run: |t, d, id| Ok(t.restore(id, d)?),
@@ -347,7 +347,7 @@ fn verbs() -> Vec<Op> {
         op!("read a view", day, |t, d, id| Ok(t
             .view(id, d)
             .map(drop)?)),
-        Op {
+        FaultOp {
             name: "delete a checkpoint",
             before: |t, d| {
                 day(t, d)?;
@@ -365,7 +365,7 @@ fn verbs() -> Vec<Op> {
             },
             steps: false,
         },
-        Op {
+        FaultOp {
             name: "undo a deletion",
             before: |t, d| {
                 day(t, d)?;

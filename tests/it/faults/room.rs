@@ -4,12 +4,12 @@ use std::fs;
 
 use serde_json::Value;
 
-use super::full::Full;
+use super::full::FullDisk;
 use crate::common::{Image, Variant, for_each_variant};
 
 for_each_variant! { all => a_full_disk_is_told }
 
-fn warnings(full: &Full, word: &str) -> Vec<String> {
+fn warnings(full: &FullDisk, word: &str) -> Vec<String> {
     let status = full.mount.status_json();
     let warnings = status["warnings"].as_array().expect("a list").clone();
     let texts = warnings.iter().map(Value::to_string);
@@ -18,7 +18,7 @@ fn warnings(full: &Full, word: &str) -> Vec<String> {
 
 /// Failed before: `status` had no warning while writes failed with ENOSPC.
 fn a_full_disk_is_told(v: Variant) {
-    let full = Full::new(Image::in_memory(v.fs, 320 << 20), v.io);
+    let full = FullDisk::new(Image::in_memory(v.fs, 320 << 20), v.io);
     for number in 0..20 {
         fs::write(full.path(&format!("f{number}")), vec![1; 1 << 20]).expect("a file");
     }

@@ -9,7 +9,7 @@ use ckptfs::internals::sys::{self, Kind};
 
 /// The observable state of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct NodeSnapshot {
     pub kind: Kind,
     pub mode: u32,
     pub owner: (u32, u32),
@@ -19,10 +19,10 @@ pub struct Seen {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-impl Seen {
+impl NodeSnapshot {
     /// Returns a placeholder for a directory.
-    pub fn dir() -> Seen {
-        Seen {
+    pub fn dir() -> NodeSnapshot {
+        NodeSnapshot {
             kind: Kind::Dir,
             mode: 0,
             owner: (0, 0),
@@ -34,7 +34,7 @@ impl Seen {
 }
 
 /// A tree, by path.
-pub type Tree = BTreeMap<String, Seen>;
+pub type Tree = BTreeMap<String, NodeSnapshot>;
 
 pub(super) fn join(dir: &str, name: &str) -> String {
     if dir.is_empty() {
@@ -74,7 +74,7 @@ pub(super) fn plain(dir: &Path, path: &str, tree: &mut Tree) {
         } else {
             (meta.mtime(), meta.mtime_nsec() as u32)
         };
-        let seen = Seen {
+        let seen = NodeSnapshot {
             kind: stat.kind,
             mode: stat.mode,
             owner: (meta.uid(), meta.gid()),
@@ -108,7 +108,7 @@ pub fn without_times(tree: &Tree) -> Tree {
         .map(|(path, seen)| {
             (
                 path.clone(),
-                Seen {
+                NodeSnapshot {
                     mtime: (0, 0),
                     ..seen.clone()
                 },

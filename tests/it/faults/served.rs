@@ -6,13 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::seen::{Seen, Tree, join, plain};
+use super::seen::{NodeSnapshot, Tree, join, plain};
 use ckptfs::api::{
     CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status,
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
 use ckptfs::internals::engine::request::{
-    Caller, Entry, Fh, Looked, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
+    Caller, Entry, Fh, LookupResult, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime,
+    XattrMode,
 };
 use ckptfs::internals::engine::{Config, Engine, IoChoice};
 use ckptfs::internals::sys::{self, Errno, Kind, SysResult};
@@ -27,7 +28,7 @@ const CALLER: Caller = Caller {
 };
 const SNAPSHOTS: &str = ".snapshots";
 
-pub struct Served {
+pub struct ServedDir {
     pub dir: PathBuf,
     engine: Option<Arc<Engine>>,
     passthrough: bool,
@@ -35,9 +36,9 @@ pub struct Served {
     known: Mutex<HashMap<NodeId, u64>>,
 }
 
-impl Served {
-    pub fn new(dir: &Path, passthrough: bool) -> Served {
-        let mut served = Served {
+impl ServedDir {
+    pub fn new(dir: &Path, passthrough: bool) -> ServedDir {
+        let mut served = ServedDir {
             dir: dir.to_owned(),
             engine: None,
             passthrough,
@@ -117,8 +118,8 @@ impl Served {
 
     pub fn child(&self, parent: NodeId, name: &[u8]) -> SysResult<NodeId> {
         match self.engine().lookup(CALLER, parent, name)? {
-            Looked::Found(entry) => Ok(self.learn(entry)),
-            Looked::Absent(_) => Err(Errno::ENOENT),
+            LookupResult::Found(entry) => Ok(self.learn(entry)),
+            LookupResult::Absent(_) => Err(Errno::ENOENT),
         }
     }
 
@@ -456,7 +457,7 @@ impl Served {
         }
     }
 
-    fn look(&self, node: NodeId) -> SysResult<Seen> {
+    fn look(&self, node: NodeId) -> SysResult<NodeSnapshot> {
         let engine = self.engine();
         let stat = engine.getattr(node, None)?.stat;
         let content = match stat.kind {
@@ -485,7 +486,7 @@ impl Served {
         } else {
             (stat.mtime.sec, stat.mtime.nsec)
         };
-        Ok(Seen {
+        Ok(NodeSnapshot {
             kind: stat.kind,
             mode: stat.mode,
             owner: (stat.uid, stat.gid),
@@ -496,7 +497,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedDir {
     fn drop(&mut self) {
         self.close();
     }

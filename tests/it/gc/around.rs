@@ -6,7 +6,7 @@ use std::time::Instant;
 use ckptfs::Client;
 use ckptfs::api::{CheckpointOptions, Delete, Fault, StateName};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::Plan;
+use ckptfs::internals::sys::fault::FaultPlan;
 
 use crate::common::random::is_long;
 use crate::common::space::noise;
@@ -57,7 +57,7 @@ fn delete_among(v: Variant, count: u64) -> (u64, u64) {
     }
     client
         .ask(Fault {
-            plan: Some(Plan::nth(0, Errno::EIO)),
+            plan: Some(FaultPlan::nth(0, Errno::EIO)),
         })
         .unwrap();
     let began = Instant::now();

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 use super::cuts::{at_each_call, cut_short};
 use super::story::{ids, objects, rounds, views};
@@ -17,13 +17,13 @@ const UNIT: usize = 8192;
 const KEPT: [u64; 3] = [2, 5, 6];
 
 /// A backing directory mounted elsewhere, so that faults can be injected into its daemon.
-struct Beside {
+struct InterruptRig {
     mount: Mount,
     kept: BTreeMap<u64, Tree>,
 }
 
-impl Beside {
-    fn new(v: Variant, image: &Image, name: &str) -> Beside {
+impl InterruptRig {
+    fn new(v: Variant, image: &Image, name: &str) -> InterruptRig {
         let (backing, point) = (image.dir(name), image.dir(&format!("{name}-here")));
         let mut mount = Mount::start(
             &backing,
@@ -38,7 +38,7 @@ impl Beside {
         kept.retain(|id, _| KEPT.contains(id));
         // No takeover: the store remains as the daemon left it.
         mount.kill_holder();
-        Beside { mount, kept }
+        InterruptRig { mount, kept }
     }
 
     fn check(&self, shown: &str) {
@@ -53,7 +53,7 @@ impl Beside {
 fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     let image = Image::in_memory(v.fs, 512 << 20);
     // The store after an uninterrupted run.
-    let whole = Beside::new(v, &image, "whole");
+    let whole = InterruptRig::new(v, &image, "whole");
     assert!(whole.mount.run(&["gc", "--keep-last=2"]).status.success());
     let wanted = objects(&image.path().join("whole")).len();
     assert_eq!(ids(&whole.mount), KEPT);
@@ -61,8 +61,8 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     drop(whole);
     let (mut kills, mut failures, mut left) = (0, 0, 0);
     let calls = [
-        ("killed at a removal", Call::Unlink),
-        ("killed at a write", Call::Write),
+        ("killed at a removal", CallKind::Unlink),
+        ("killed at a write", CallKind::Write),
     ];
     at_each_call(&calls, 5, |name, what, plan| {
         let shown = format!("{v:?}: {what}");
@@ -85,10 +85,10 @@ fn cut(
     image: &Image,
     name: &str,
     shown: &str,
-    plan: Plan,
+    plan: FaultPlan,
     wanted: usize,
 ) -> Option<u64> {
-    let mut story = Beside::new(v, image, name);
+    let mut story = InterruptRig::new(v, image, name);
     let backing = image.path().join(name);
     let fired = cut_short(&mut story.mount, &backing, plan, &["gc", "--keep-last=2"]);
     story.check(shown);

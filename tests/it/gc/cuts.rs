@@ -6,7 +6,7 @@ use std::path::Path;
 use ckptfs::Client;
 use ckptfs::api::Fault;
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 use crate::common::Mount;
 use crate::common::random::is_long;
@@ -19,12 +19,12 @@ const CALLS_MAX: u64 = 4000;
 /// any kind at least `stride`. `cut` receives a name, a description and the plan, and returns
 /// `false` if the run was not interrupted.
 pub fn at_each_call(
-    calls: &[(&str, Call)],
+    calls: &[(&str, CallKind)],
     stride: u64,
-    mut cut: impl FnMut(&str, &str, Plan) -> bool,
+    mut cut: impl FnMut(&str, &str, FaultPlan) -> bool,
 ) {
-    let any = Plan::nth(1, Errno::EIO);
-    let kill = |plan: Plan| Plan { kill: true, ..plan };
+    let any = FaultPlan::nth(1, Errno::EIO);
+    let kill = |plan: FaultPlan| FaultPlan { kill: true, ..plan };
     let chosen = calls
         .iter()
         .map(|(what, call)| (*what, kill(any.only(*call))));
@@ -34,7 +34,7 @@ pub fn at_each_call(
         while cut(
             &format!("{}-{nth}", what.replace(' ', "-")),
             &format!("{what} {nth}"),
-            Plan { nth, ..plan },
+            FaultPlan { nth, ..plan },
         ) {
             nth += match plan.only {
                 _ if is_long() => 1,
@@ -49,7 +49,7 @@ pub fn at_each_call(
 
 /// Runs a verb with a fault plan, and remounts after an interruption. Returns `false` if the plan
 /// did not fire.
-pub fn cut_short(mount: &mut Mount, backing: &Path, plan: Plan, verb: &[&str]) -> bool {
+pub fn cut_short(mount: &mut Mount, backing: &Path, plan: FaultPlan, verb: &[&str]) -> bool {
     let fault = |plan| {
         Client::connect(File::open(backing.join(".ckptfs")).ok()?)
             .ok()?

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 use serde_json::json;
 
 use super::cuts::{at_each_call, cut_short};
@@ -74,9 +74,9 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     drop(whole);
     let (mut cuts, mut left, mut part) = (0, 0, 0);
     let calls = [
-        ("killed at a removal", Call::Unlink),
-        ("killed at a truncation", Call::Truncate),
-        ("killed at a write", Call::Write),
+        ("killed at a removal", CallKind::Unlink),
+        ("killed at a truncation", CallKind::Truncate),
+        ("killed at a write", CallKind::Write),
     ];
     at_each_call(&calls, 7, |name, what, plan| {
         let shown = format!("{v:?}: {what}");
@@ -109,7 +109,7 @@ fn cut(
     image: &Image,
     name: &str,
     shown: &str,
-    plan: Plan,
+    plan: FaultPlan,
     wanted: usize,
 ) -> Option<(u64, usize)> {
     let (mut mount, kept) = story(v, image, name);

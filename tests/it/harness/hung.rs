@@ -9,7 +9,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::common::command::try_run_limited;
 use crate::common::mount::{abort, minor_of};
-use crate::common::pool::Copies;
+use crate::common::pool::FuseMounts;
 use crate::common::run_dir::script;
 use crate::common::wait::{WAIT, wait_until};
 use crate::common::{Fs, RunDir, scratch, skip, succeeds, tool};
@@ -92,7 +92,7 @@ fn a_number_that_another_filesystem_has_now_is_no_copy() {
         .for_each(|point| fs::create_dir(point).unwrap());
     let one = hung_mount(&points[0]);
     let minor = minor_of(&points[0]).unwrap();
-    let copies = Copies::of(minor);
+    let copies = FuseMounts::of(minor);
     assert!(copies.are_left());
     umount(&points[0]);
     drop(one);

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use super::store::Cleared;
+use super::store::UnmountGuard;
 use super::support::{noise, put, sh};
 use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, skip, tool};
@@ -25,9 +25,9 @@ const LIMIT_S: u64 = 60;
 const MEMORY_KIB: u64 = 400 << 10;
 
 /// Content by path, relative to the directory that contains the tree `t` and its branch `t@b`.
-type Truth = Vec<(&'static str, Vec<u8>)>;
+type ExpectedContent = Vec<(&'static str, Vec<u8>)>;
 
-fn live() -> Truth {
+fn live() -> ExpectedContent {
     vec![
         ("t/a", noise(6000, 3)),
         ("t/e/c", b"c of checkpoint 2, changed".to_vec()),
@@ -35,7 +35,7 @@ fn live() -> Truth {
     ]
 }
 
-fn past() -> Truth {
+fn past() -> ExpectedContent {
     vec![
         ("t/.snapshots/1/a", noise(5000, 1)),
         ("t/.snapshots/1/b", noise(5000, 2)),
@@ -46,7 +46,7 @@ fn past() -> Truth {
     ]
 }
 
-fn branch() -> Truth {
+fn branch() -> ExpectedContent {
     vec![
         ("t@b/e/c", b"c of the branch".to_vec()),
         ("t@b/new", b"new in the branch".to_vec()),
@@ -176,7 +176,7 @@ impl Damage {
 }
 
 /// Asserts that each readable file has its expected content.
-fn compare(name: &str, dir: &Path, truth: &Truth) {
+fn compare(name: &str, dir: &Path, truth: &ExpectedContent) {
     for (path, content) in truth {
         if let Ok(found) = fs::read(dir.join(path)) {
             assert!(found == *content, "{name}: {path} has other content");
@@ -284,7 +284,7 @@ fn a_changed_bit_and_a_cut_of_any_file_show_no_other_bytes() {
                 image.path(),
                 "if [ -e bad ]; then btrfs -q subvolume delete bad; fi; btrfs -q subvolume snapshot good bad",
             );
-            let _cleared = (Cleared(dir.join("t")), Cleared(dir.join("t@b")));
+            let _cleared = (UnmountGuard(dir.join("t")), UnmountGuard(dir.join("t@b")));
             let damage = Damage::any(&dir.join(file), cut, &mut random);
             damage.does(&dir.join(file));
             let name = format!("{} {damage:?}", file.display());

@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use ckptfs::Client;
 use ckptfs::api::Fault;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
-use super::stuck::Stuck;
+use super::stuck::UnresponsiveFs;
 use super::support::{get, put};
 use crate::common::wait::{WAIT, WAIT_SECONDS, seen, wait_until};
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
@@ -38,13 +38,13 @@ const ROUNDS: u32 = 2;
 
 /// A Python program of an ordinary user. It prints "ready", and then makes the calls that hold a
 /// lock. `a` is its arguments, `say` prints a line.
-pub struct Attack {
+pub struct LockHolder {
     pub child: Child,
     said: BufReader<ChildStdout>,
 }
 
-impl Attack {
-    pub fn start(script: &str, args: &[&Path]) -> Attack {
+impl LockHolder {
+    pub fn start(script: &str, args: &[&Path]) -> LockHolder {
         let prelude = "import os, sys, mmap, threading, time\na = sys.argv\ndef say(x): print(x, flush=True)\n";
         let become_nobody = format!(
             "os.setgroups([]); os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n"
@@ -61,7 +61,7 @@ impl Attack {
             .spawn()
             .expect("python3 starts");
         let said = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        Attack { child, said }
+        LockHolder { child, said }
     }
 
     /// Lets the program continue.
@@ -89,7 +89,7 @@ impl Attack {
     }
 }
 
-impl Drop for Attack {
+impl Drop for LockHolder {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -97,14 +97,14 @@ impl Drop for Attack {
 }
 
 /// Another user's workload: creates, writes, renames, lists and removes a file in an endless loop.
-pub struct Other {
+pub struct BystanderWorkload {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU32>,
     thread: Option<JoinHandle<Duration>>,
 }
 
-impl Other {
-    pub fn start(dir: &Path) -> Other {
+impl BystanderWorkload {
+    pub fn start(dir: &Path) -> BystanderWorkload {
         let stop = Arc::new(AtomicBool::new(false));
         let rounds = Arc::new(AtomicU32::new(0));
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -135,7 +135,7 @@ impl Other {
             }
             longest
         });
-        Other {
+        BystanderWorkload {
             stop,
             rounds,
             thread: Some(thread),
@@ -171,7 +171,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for BystanderWorkload {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -216,10 +216,10 @@ fn a_write_from_the_past_of_the_same_file_ends(v: Variant) {
     let rig = start(v);
     let file = theirs(rig.path(), "F", b'1');
     let id = rig.mount.checkpoint();
-    let other = Other::start(rig.path());
+    let other = BystanderWorkload::start(rig.path());
     let script = "o = os.open(a[1], os.O_RDONLY); m = mmap.mmap(o, 32 << 10, prot=mmap.PROT_READ)\n\
                   f = os.open(a[2], os.O_RDWR); say('ready'); assert os.write(f, memoryview(m)) == 32 << 10";
-    let mut attack = Attack::start(script, &[&rig.view(id).join("theirs/F"), &file]);
+    let mut attack = LockHolder::start(script, &[&rig.view(id).join("theirs/F"), &file]);
     attack.hear("ready");
     checkpoint(&rig, "theirs/F");
     attack.ends();
@@ -234,8 +234,8 @@ fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
     let rig = start(v);
     let file = theirs(rig.path(), "F", b'1');
     let id = rig.mount.checkpoint();
-    let stuck = Stuck::start();
-    let other = Other::start(rig.path());
+    let stuck = UnresponsiveFs::start();
+    let other = BystanderWorkload::start(rig.path());
     let script = "s = os.open(a[3], os.O_RDONLY)\n\
         m = mmap.mmap(os.open(a[1], os.O_RDONLY), 32 << 10, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
         n = mmap.mmap(s, 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
@@ -244,7 +244,7 @@ fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
         time.sleep(.3); threading.Thread(target=lambda: os.open(a[2], os.O_WRONLY)).start()\n\
         time.sleep(.3); say('ready'); assert os.preadv(os.open(a[2], os.O_RDONLY), [m], 0) == 32 << 10; say('read')\n\
         sys.stdin.read()";
-    let mut attack = Attack::start(
+    let mut attack = LockHolder::start(
         script,
         &[&rig.view(id).join("theirs/F"), &file, &stuck.file()],
     );
@@ -267,11 +267,11 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     let rig = start(v);
     let file = theirs(rig.path(), "F", b'1');
     let id = rig.mount.checkpoint();
-    let stuck = Stuck::start();
-    let other = Other::start(rig.path());
+    let stuck = UnresponsiveFs::start();
+    let other = BystanderWorkload::start(rig.path());
     let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 1 << 20, prot=mmap.PROT_READ)\n\
                   f = os.open(a[2], os.O_RDWR); say('ready'); assert os.write(f, memoryview(m)[:32 << 10]) == 32 << 10";
-    let mut attack = Attack::start(script, &[&stuck.file(), &file]);
+    let mut attack = LockHolder::start(script, &[&stuck.file(), &file]);
     attack.hear("ready");
     wait_until("the writer waits", || {
         seen(stuck.waiting() > 0, stuck.waiting())
@@ -308,8 +308,8 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     let rig = start(v);
     let (file, twin) = (theirs(rig.path(), "F", b'1'), theirs(rig.path(), "G", b'2'));
     let id = rig.mount.checkpoint();
-    let stuck = Stuck::start();
-    let other = Other::start(rig.path());
+    let stuck = UnresponsiveFs::start();
+    let other = BystanderWorkload::start(rig.path());
     // The second file is also open for writing, so a checkpoint must capture it; the first has no
     // capture yet.
     let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
@@ -322,7 +322,7 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
           [lambda: os.rename(a[2], d + '/H'), lambda: os.link(a[2], d + '/I')], [lambda: os.setxattr(a[3], 'user.x', b'1')],\n\
           [lambda: os.unlink(a[2])], [lambda: os.posix_fallocate(g, 0, 1 << 20)], [lambda: os.truncate(a[3], 1)])]\n\
         [x.start() for x in w]; say('tried'); [x.join() for x in w + t]; assert all(e in (2, 16) for e in errors), errors; say(len(errors))";
-    let mut attack = Attack::start(script, &[&stuck.file(), &file, &twin]);
+    let mut attack = LockHolder::start(script, &[&stuck.file(), &file, &twin]);
     attack.hear("ready");
     wait_until("the readers wait", || {
         seen(stuck.waiting() > 1, stuck.waiting())
@@ -354,15 +354,15 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
     let rig = start(v);
     (0..FILES).for_each(|n| drop(theirs(rig.path(), &format!("f{n}"), b'1')));
     let id = rig.mount.checkpoint();
-    let stuck = Stuck::start();
-    let other = Other::start(rig.path());
+    let stuck = UnresponsiveFs::start();
+    let other = BystanderWorkload::start(rig.path());
     let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 64 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
         f = [f'{a[2]}/f{i}' for i in range(100)]; r = [os.open(p, os.O_RDONLY) for p in f]; k = 640 << 10\n\
         t = [threading.Thread(target=lambda i=i: os.preadv(r[i], [memoryview(m)[i * k:i * k + 4096]], 0)) for i in range(100)]\n\
         [x.start() for x in t]; say('ready'); sys.stdin.readline()\n\
         t += [threading.Thread(target=lambda i=i: os.close(os.open(f[i], os.O_WRONLY))) for i in range(100) for _ in range(2)]\n\
         [x.start() for x in t[100:]]; say('tried'); [x.join() for x in t]";
-    let mut attack = Attack::start(script, &[&stuck.file(), &rig.path().join("theirs")]);
+    let mut attack = LockHolder::start(script, &[&stuck.file(), &rig.path().join("theirs")]);
     attack.hear("ready");
     wait_until("the readers wait", || {
         seen(stuck.waiting() > FILES / 2, stuck.waiting())
@@ -384,7 +384,7 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
     assert_eq!(get(rig.view(id).join("theirs/f7")), "1".repeat(32 << 10));
 }
 
-fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
+fn arm(rig: &Rig, plan: Option<FaultPlan>) -> u64 {
     let store = File::open(rig.path().join(".ckptfs")).expect("the store");
     Client::connect(store)
         .expect("the daemon listens")
@@ -427,16 +427,16 @@ fn captured_slowly<T>(
     put(&file, vec![b'1'; 3 << 20]);
     let id = rig.mount.checkpoint();
     let call = if matches!(v.fs, Fs::Xfs | Fs::Btrfs) {
-        Call::Clone
+        CallKind::Clone
     } else {
-        Call::Copy
+        CallKind::Copy
     };
     arm(
         rig,
-        Some(Plan {
+        Some(FaultPlan {
             errno: 0,
             pause_ms: pause.as_millis() as u64,
-            ..Plan::nth(1, ckptfs::internals::sys::Errno::EIO).only(call)
+            ..FaultPlan::nth(1, ckptfs::internals::sys::Errno::EIO).only(call)
         }),
     );
     let writer = thread::spawn(move || {
@@ -457,7 +457,7 @@ fn captured_slowly<T>(
 /// Failed before: on ext4, a file of 1 GB was copied under the tree lock: 3.5 s.
 fn a_large_capture_stops_nobody(v: Variant) {
     let (rig, id, other) = during_a_capture(v, |rig| {
-        let other = Other::start(rig.path());
+        let other = BystanderWorkload::start(rig.path());
         other.goes_on();
         other
     });

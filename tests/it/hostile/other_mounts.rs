@@ -13,17 +13,17 @@ use crate::common::pool::mount_points;
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 
 /// A FUSE mount of another user that imitates our mount; no server replies.
-struct Fake {
+struct ImitatedMount {
     at: PathBuf,
     _device: File,
 }
 
-impl Fake {
-    fn of(backing: &Path, at: PathBuf) -> Fake {
-        Fake::called(format!("ckptfs#{}", backing.display()), at)
+impl ImitatedMount {
+    fn of(backing: &Path, at: PathBuf) -> ImitatedMount {
+        ImitatedMount::called(format!("ckptfs#{}", backing.display()), at)
     }
 
-    fn called(source: String, at: PathBuf) -> Fake {
+    fn called(source: String, at: PathBuf) -> ImitatedMount {
         let device = File::options()
             .read(true)
             .write(true)
@@ -43,14 +43,14 @@ impl Fake {
             options.as_c_str(),
         )
         .expect("mount");
-        Fake {
+        ImitatedMount {
             at,
             _device: device,
         }
     }
 }
 
-impl Drop for Fake {
+impl Drop for ImitatedMount {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
     }
@@ -64,7 +64,7 @@ fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     let image = Image::of(Fs::Ext4);
     let project = image.dir("project");
     put(project.join("f"), "mine");
-    let fake = Fake::of(&project, image.dir("fake"));
+    let fake = ImitatedMount::of(&project, image.dir("fake"));
     let output = ckptfs(image.path(), &["doctor", "project"]);
     assert!(
         output.status.success() && said(&output).contains("mounted       no"),
@@ -104,7 +104,7 @@ fn umount_takes_nothing_away_that_is_covered_and_says_so() {
     let project = image.dir("project");
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     for dead in [false, true] {
-        let mut fake = Fake::called("anything".into(), project.clone());
+        let mut fake = ImitatedMount::called("anything".into(), project.clone());
         if dead {
             fake._device = File::open("/dev/null").expect("open");
         }
@@ -136,7 +136,7 @@ fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
         },
     );
     mount.checkpoint();
-    let fake = Fake::of(&tree, point);
+    let fake = ImitatedMount::of(&tree, point);
     // The command works by the served directory; `show` reads through the mount, which is covered.
     assert!(ckptfs(&tree, &["status"]).status.success());
     let output = ckptfs(&tree, &["show", "latest:f"]);

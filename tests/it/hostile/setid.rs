@@ -16,7 +16,9 @@ use rustix::fs::XattrFlags;
 
 use super::support::{Mapping, get, put};
 use crate::common::mount::abort;
-use crate::common::{Caller, MountOpts, Rig, Variant, caller, for_each_variant, run_limited, tool};
+use crate::common::{
+    CallerCreds, MountOpts, Rig, Variant, caller, for_each_variant, run_limited, tool,
+};
 
 for_each_variant! { xfs =>
     a_descriptor_from_before_makes_no_program,
@@ -27,7 +29,7 @@ for_each_variant! { xfs =>
     trusted_attributes_are_listed_to_who_may_read_them,
 }
 
-const USER: Caller = caller("user", 4001, 4001, &[], false);
+const USER: CallerCreds = caller("user", 4001, 4001, &[], false);
 const GOOD: &[u8] = b"good";
 const EVIL: &[u8] = b"evil";
 const CAPABILITY: [u8; 20] = [

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::freeze::Other;
+use super::freeze::BystanderWorkload;
 use crate::common::{Fs, Image, Io, Rig, Variant, exclusive, for_each_variant, skip};
 
 /// Throttle files of the block layer (cgroup version 1).
@@ -15,18 +15,18 @@ const BYTES_PER_S: u64 = 1 << 20;
 const DIRTY_BYTES: usize = 2 << 20;
 
 /// A device that is throttled until this is dropped.
-struct Slow {
+struct ThrottledDevice {
     device: String,
 }
 
-impl Slow {
+impl ThrottledDevice {
     fn unavailable() -> Option<String> {
         let limit = format!("{LIMITS}.write_bps_device");
         (!Path::new(&limit).exists())
             .then(|| format!("{limit} (cgroup version 1) is not available to slow a disk down"))
     }
 
-    fn new(point: &Path) -> Slow {
+    fn new(point: &Path) -> ThrottledDevice {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
         let source = mounts
             .lines()
@@ -39,7 +39,7 @@ impl Slow {
             .expect("its number")
             .trim()
             .to_owned();
-        let slow = Slow { device };
+        let slow = ThrottledDevice { device };
         slow.limit(BYTES_PER_S);
         slow
     }
@@ -55,7 +55,7 @@ impl Slow {
     }
 }
 
-impl Drop for Slow {
+impl Drop for ThrottledDevice {
     fn drop(&mut self) {
         // Zero removes the limit.
         self.limit(0);
@@ -90,8 +90,8 @@ fn nobody_waits_for(rig: &Rig, what: &str, work: impl FnOnce()) {
 /// took.
 fn nobody_waits_beside(rig: &Rig, what: &str, work: impl FnOnce()) -> Duration {
     let _ = fs::remove_dir_all(rig.path().join("others"));
-    let other = Other::start(rig.path());
-    let slow = Slow::new(rig.image.path());
+    let other = BystanderWorkload::start(rig.path());
+    let slow = ThrottledDevice::new(rig.image.path());
     let began = Instant::now();
     work();
     let took = began.elapsed();
@@ -105,7 +105,7 @@ fn nobody_waits_beside(rig: &Rig, what: &str, work: impl FnOnce()) -> Duration {
 }
 
 fn nobody_waits_for_a_slow_disk(v: Variant) {
-    if let Some(reason) = Slow::unavailable() {
+    if let Some(reason) = ThrottledDevice::unavailable() {
         return skip(&reason);
     }
     exclusive::retried(|| slow_disk(v));

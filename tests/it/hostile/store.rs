@@ -304,13 +304,13 @@ fn further_damages() -> Vec<Damage> {
 }
 
 /// One image with a good store and a directory outside it.
-struct Bench {
+struct DamageRig {
     image: Image,
     outside: Outside,
 }
 
-impl Bench {
-    fn new() -> Option<Bench> {
+impl DamageRig {
+    fn new() -> Option<DamageRig> {
         if let Some(reason) = Fs::Btrfs.unavailable() {
             skip(&reason);
             return None;
@@ -330,7 +330,7 @@ impl Bench {
         );
         good_store(&image.path().join("good"));
         let outside = Outside::new(&image);
-        Some(Bench { image, outside })
+        Some(DamageRig { image, outside })
     }
 
     /// Damages a copy and uses it. Returns whether it was mounted.
@@ -340,7 +340,7 @@ impl Bench {
             self.image.path(),
             "if [ -e bad ]; then btrfs -q subvolume delete bad; fi; btrfs -q subvolume snapshot good bad",
         );
-        let _cleared = Cleared(dir.clone());
+        let _cleared = UnmountGuard(dir.clone());
         does(&dir.join(".ckptfs"), &self.outside.dir);
         let before = Outside::state(&self.outside.dir);
         let served = self.use_it(name, &dir) && self.use_it(name, &dir);
@@ -443,9 +443,9 @@ impl Bench {
 }
 
 /// Unmounts a directory that a failed test has left mounted.
-pub struct Cleared(pub PathBuf);
+pub struct UnmountGuard(pub PathBuf);
 
-impl Drop for Cleared {
+impl Drop for UnmountGuard {
     fn drop(&mut self) {
         if crate::common::mount::minor_of(&self.0).is_some() {
             crate::common::mount::abort(&self.0);
@@ -466,7 +466,9 @@ fn run(dir: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn no_damage_leads_out_or_panics() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = DamageRig::new() else {
+        return;
+    };
     assert!(
         bench.try_damage("none", &|_, _| ()),
         "the good store can be used"
@@ -493,7 +495,9 @@ fn no_damage_leads_out_or_panics() {
 /// view is right.
 #[test]
 fn a_damaged_index_is_set_aside_and_made_anew() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = DamageRig::new() else {
+        return;
+    };
     let rounds = count("CKPTFS_ROUNDS", 4, 4);
     let seed = seed("a damaged index", 1);
     for round in seed..seed + rounds {

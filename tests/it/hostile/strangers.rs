@@ -8,17 +8,17 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::freeze::{Attack, Other, checkpoint, theirs};
-use super::stuck::Stuck;
+use super::freeze::{BystanderWorkload, LockHolder, checkpoint, theirs};
+use super::stuck::UnresponsiveFs;
 use super::support::{Mapping, get, put};
 use crate::common::wait::seen;
-use crate::common::{Caller, Io, MountOpts, Rig, Variant, caller, for_each_variant};
+use crate::common::{CallerCreds, Io, MountOpts, Rig, Variant, caller, for_each_variant};
 
 for_each_variant! { reflink => what_one_writes_the_other_reads, what_is_sent_is_never_stale }
 for_each_variant! { xfs => nobody_keeps_a_lock }
 
-const STRANGER: Caller = caller("a stranger", 4_001, 4_001, &[], false);
-const OWNER: Caller = caller("the owner", 4_002, 4_002, &[], false);
+const STRANGER: CallerCreds = caller("a stranger", 4_001, 4_001, &[], false);
+const OWNER: CallerCreds = caller("the owner", 4_002, 4_002, &[], false);
 
 /// As with `--io=auto`, but passthrough is required.
 fn start(v: Variant) -> Rig {
@@ -198,8 +198,8 @@ fn nobody_keeps_a_lock(v: Variant) {
     // is not changed.
     let written = theirs(rig.path(), "W", b'3');
     let id = rig.mount.checkpoint();
-    let stuck = Stuck::start();
-    let other = Other::start(rig.path());
+    let stuck = UnresponsiveFs::start();
+    let other = BystanderWorkload::start(rig.path());
     // The owner has half of the files open, with passthrough.
     let held: Vec<File> = files
         .iter()
@@ -217,7 +217,7 @@ fn nobody_keeps_a_lock(v: Variant) {
         .iter()
         .flat_map(|(f, g)| [f.as_path(), g.as_path()])
         .collect();
-    let mut attack = Attack::start(script, &[&[&*stuck.file(), &written], &all[..]].concat());
+    let mut attack = LockHolder::start(script, &[&[&*stuck.file(), &written], &all[..]].concat());
     attack.hear("ready");
     crate::common::wait_until("the readers wait", || {
         seen(stuck.waiting() > all.len(), stuck.waiting())

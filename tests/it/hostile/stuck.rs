@@ -26,28 +26,28 @@ const FILE: u64 = 2;
 const SIZE: u64 = 64 << 20;
 
 /// The pending requests; `None` once every request is answered.
-type Asked = Arc<Mutex<Option<Vec<(ReplyData, u32)>>>>;
+type PendingReads = Arc<Mutex<Option<Vec<(ReplyData, u32)>>>>;
 
 /// The filesystem; dropping it unmounts it.
-pub struct Stuck {
-    asked: Asked,
+pub struct UnresponsiveFs {
+    asked: PendingReads,
     // Dropped before its mount point.
     _session: BackgroundSession,
     dir: TempDir,
 }
 
-struct Served(Asked);
+struct Served(PendingReads);
 
-impl Stuck {
-    pub fn start() -> Stuck {
+impl UnresponsiveFs {
+    pub fn start() -> UnresponsiveFs {
         let dir = scratch();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("chmod");
-        let asked: Asked = Arc::new(Mutex::new(Some(Vec::new())));
+        let asked: PendingReads = Arc::new(Mutex::new(Some(Vec::new())));
         let mut config = Config::default();
         config.acl = SessionACL::All;
         let session = fuser::spawn_mount(Served(Arc::clone(&asked)), dir.path(), &config)
             .expect("it can be mounted");
-        Stuck {
+        UnresponsiveFs {
             asked,
             _session: session,
             dir,
@@ -72,7 +72,7 @@ impl Stuck {
     }
 }
 
-impl Drop for Stuck {
+impl Drop for UnresponsiveFs {
     fn drop(&mut self) {
         self.release();
     }

@@ -21,11 +21,11 @@ pub(super) const NOBODY: u32 = 65_534;
 const SECONDS: u64 = 60;
 
 /// A server of another user that replies with invalid answers, and the number of its requests.
-struct Forged(Arc<AtomicUsize>);
+struct ForgedServer(Arc<AtomicUsize>);
 
-impl Forged {
+impl ForgedServer {
     /// Listens in `store`, which that user must be able to write to.
-    fn listen(store: &Path) -> Forged {
+    fn listen(store: &Path) -> ForgedServer {
         let asked = Arc::new(AtomicUsize::new(0));
         let (counter, (ready, wait)) = (Arc::clone(&asked), mpsc::channel());
         let dir = File::open(store).expect("the store");
@@ -53,7 +53,7 @@ impl Forged {
             }
         });
         wait.recv().expect("it listens");
-        Forged(asked)
+        ForgedServer(asked)
     }
 
     fn was_asked(&self) -> usize {
@@ -105,7 +105,7 @@ const VERBS: [&[&str]; 14] = [
 ];
 
 /// Asserts that no verb queries the server, creates a file, or shows the server's text.
-fn all_fail(what: &str, image: &Image, forged: &Forged) {
+fn all_fail(what: &str, image: &Image, forged: &ForgedServer) {
     let (above, copy) = (image.dir("pub"), image.path().join("copy"));
     let below = image.dir("pub/victim");
     for verb in VERBS {
@@ -161,7 +161,7 @@ fn a_server_of_somebody_else_above_is_asked_nothing() {
     put(store.join("format"), "ckptfs store\n");
     nobody_s(&above);
     nobody_s(&store);
-    let forged = Forged::listen(&store);
+    let forged = ForgedServer::listen(&store);
     let try_all = |what: &str| all_fail(what, &image, &forged);
     try_all("their directory");
     let output = ckptfs(&below, &["status"]);
@@ -298,8 +298,8 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
 /// THEIRS` wrote that tree's bytes to a file.
 #[test]
 fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
-    use ckptfs::internals::transfer::import::keep::{self, Kept};
-    use ckptfs::internals::transfer::import::record::Trace;
+    use ckptfs::internals::transfer::import::keep::{self, StoredRecord};
+    use ckptfs::internals::transfer::import::record::InodeStamp;
     let Some(image) = on_reflink() else { return };
     let project = image.dir("project");
     put(project.join("build.sh"), "good good good good\n");
@@ -320,7 +320,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     put(theirs.join("build.sh"), "evil evil evil evil\n");
     sh(&theirs, &format!("chown -R {NOBODY}:{NOBODY} ."));
     let store = File::open(theirs.join(".ckptfs")).expect("the store");
-    let mut record = Kept::read(&store).record.expect("a record");
+    let mut record = StoredRecord::read(&store).record.expect("a record");
     let file = File::open(theirs.join("build.sh")).expect("the file");
     let known = record
         .dirs
@@ -328,7 +328,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         .flatten()
         .find(|known| known.name == b"build.sh")
         .expect("it is known");
-    known.there = Trace::of(&ckptfs::internals::sys::stat_fd(&file).expect("stat"));
+    known.there = InodeStamp::of(&ckptfs::internals::sys::stat_fd(&file).expect("stat"));
     keep::write(&store, &record).expect("a forged record");
     bring("mine", &["--with", "theirs"]);
     assert_eq!(

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use super::support::{Place, Rng};
+use super::support::{ImportRig, Rng};
 use crate::common::command::sh;
 use crate::common::random::{count, seed};
 use crate::common::tree::{Tree, assert_same, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
 fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sample_tree(&place.project());
     place.bring();
     let again = place.bring();
@@ -47,7 +47,7 @@ fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
 }
 
 fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sample_tree(&place.project());
     place.bring();
     let mut mount = place.mount();
@@ -114,7 +114,7 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
 }
 
 fn a_record_that_is_lost_or_damaged_costs_only_time(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sample_tree(&place.project());
     place.bring();
     let record = place.tree().join(".ckptfs/imported");
@@ -167,7 +167,7 @@ fn a_record_that_is_lost_or_damaged_costs_only_time(v: Variant) {
 }
 
 fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sample_tree(&place.project());
     place.bring();
     let mut mount = place.mount();
@@ -230,7 +230,7 @@ fn change(root: &Path, rng: &mut Rng) {
 fn after_any_changes_the_tree_is_the_source(v: Variant) {
     let rounds = count("CKPTFS_ROUNDS", 6, 6);
     let mut rng = Rng::new(seed(&format!("imports on {v:?}"), 20_260_102));
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sh(
         &place.project(),
         "mkdir -p d/s e; for f in a b c d/x e/z d/s/t; do echo $f > $f; done",
@@ -276,7 +276,7 @@ fn after_any_changes_the_tree_is_the_source(v: Variant) {
 }
 
 fn a_series_that_grew_goes_on(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     let root = place.image.path();
     sh(
         root,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ckptfs::internals::sys;
 use serde_json::Value;
 
-use super::support::{Place, Rng};
+use super::support::{ImportRig, Rng};
 use crate::common::command::sh;
 use crate::common::tree::{assert_same, tree};
 use crate::common::{Variant, for_each_variant};
@@ -143,7 +143,7 @@ fn counted(from: &Path, known: &mut HashSet<blake3::Hash>) -> [(u64, u64); 3] {
 }
 
 fn projects_that_share_packages_share_their_extents(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     let root = place.image.path();
     projects(root);
     // The source is on another filesystem, like a download, and shares no extents.
@@ -210,7 +210,7 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
 }
 
 fn into_a_tree_that_is_served_content_is_shared_too(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     package(&place.project().join("pkg1"), 1);
     place.import(&["project", "--into", "tree", "--hash"]);
     let mut mount = place.mount();
@@ -241,7 +241,7 @@ fn into_a_tree_that_is_served_content_is_shared_too(v: Variant) {
 }
 
 fn without_reflink_the_same_content_is_counted_and_copied(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     package(&place.project().join("a"), 1);
     package(&place.project().join("b"), 1);
     let made = place.import(&["project", "--into", "tree", "--hash"])["checkpoints"][0].clone();

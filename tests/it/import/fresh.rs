@@ -3,13 +3,13 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::support::Place;
+use super::support::ImportRig;
 use crate::common::command::{fails, sh};
 use crate::common::tree::{NodeKind, assert_same, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
 fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sample_tree(&place.project());
     let made = place.bring();
     assert_eq!(
@@ -79,7 +79,7 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
 }
 
 fn each_directory_is_a_checkpoint_in_the_order_given(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sh(
         place.image.path(),
         "mkdir -p b/sub a; echo 1 > b/sub/f; ln b/sub/f b/g; echo same > b/same
@@ -126,7 +126,7 @@ fn each_directory_is_a_checkpoint_in_the_order_given(v: Variant) {
 }
 
 fn only_looking_changes_nothing(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sample_tree(&place.project());
     let told = place.import(&["-n", "project", "--into", "tree"]);
     assert!(
@@ -165,7 +165,7 @@ fn only_looking_changes_nothing(v: Variant) {
 }
 
 fn of_a_tree_of_ours_the_files_are_imported_and_not_the_history(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sh(&place.project(), "echo 1 > f; mkdir sub");
     let ckptfs = env!("CARGO_BIN_EXE_ckptfs");
     sh(
@@ -210,7 +210,7 @@ fn of_a_tree_of_ours_the_files_are_imported_and_not_the_history(v: Variant) {
 }
 
 fn what_is_no_place_for_a_tree_is_refused(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     sh(
         place.image.path(),
         "echo 1 > project/f; mkdir full; echo mine > full/mine",

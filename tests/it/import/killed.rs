@@ -3,7 +3,7 @@
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use super::support::{Place, Rng};
+use super::support::{ImportRig, Rng};
 use crate::common::command::sh;
 use crate::common::tree::{assert_same, tree};
 use crate::common::wait::wait_until;
@@ -13,7 +13,7 @@ use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 const FILES: u32 = 900;
 const ROUNDS: u64 = 4;
 
-fn fill(place: &Place) {
+fn fill(place: &ImportRig) {
     let script = format!(
         "for d in $(seq 30); do mkdir d$d; for f in $(seq {}); do echo $d $f > d$d/f$f; done; ln d$d/f1 l$d; done",
         FILES / 30
@@ -22,7 +22,7 @@ fn fill(place: &Place) {
 }
 
 /// Returns the number of paths below a directory, as far as it can be read.
-fn paths(place: &Place, below: &str) -> u64 {
+fn paths(place: &ImportRig, below: &str) -> u64 {
     let count = format!("find {below} -path '*/.ckptfs' -prune -o -print 2>/dev/null | wc -l");
     sh(place.image.path(), &count)
         .trim()
@@ -30,7 +30,7 @@ fn paths(place: &Place, below: &str) -> u64 {
         .expect("a number")
 }
 
-fn start(place: &Place) -> Child {
+fn start(place: &ImportRig) -> Child {
     let mut command = place.command(&["project", "--into", "tree"]);
     // A process group, so that the kill includes the `mount` that it started.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -52,7 +52,7 @@ fn kill(mut child: Child) -> bool {
 }
 
 fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     fill(&place);
     let expected = tree(&place.project());
     let (mut cut_short, mut rng) = (0, Rng::new(7));
@@ -103,7 +103,7 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
 }
 
 fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
-    let place = Place::new(v);
+    let place = ImportRig::new(v);
     fill(&place);
     place.bring();
     let first = tree(&place.project());

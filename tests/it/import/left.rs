@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::support::Place;
+use super::support::ImportRig;
 use crate::common::command::{sh, tool};
 use crate::common::tree::{assert_same, tree};
 use crate::common::{Fs, Image, Io, Variant, skip, user};
@@ -30,7 +30,7 @@ impl Drop for Mounted<'_> {
 #[test]
 fn another_filesystem_below_is_left_out_and_told() {
     on_xfs(|v| {
-        let place = Place::new(v);
+        let place = ImportRig::new(v);
         sh(
             &place.project(),
             "mkdir sub other; echo 1 > sub/f; mount -t tmpfs none other; echo 2 > other/f",
@@ -106,7 +106,7 @@ fn what_a_user_may_not_read_is_told_and_stays_as_it_was() {
 #[test]
 fn a_file_that_is_written_all_the_time_is_whole_or_told() {
     on_xfs(|v| {
-        let place = Place::new(v);
+        let place = ImportRig::new(v);
         sh(
             &place.project(),
             "for f in $(seq 200); do echo $f > f$f; done; head -c 3000000 /dev/zero > log",

@@ -17,14 +17,14 @@ pub const SECONDS: u64 = 120;
 const TICK: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// A directory on an image of the variant, with `project` in it.
-pub struct Place {
+pub struct ImportRig {
     pub io: crate::common::Io,
     pub image: Image,
 }
 
-impl Place {
-    pub fn new(v: Variant) -> Place {
-        let place = Place {
+impl ImportRig {
+    pub fn new(v: Variant) -> ImportRig {
+        let place = ImportRig {
             io: v.io,
             image: Image::of(v.fs),
         };
@@ -77,7 +77,7 @@ impl Place {
         Mount::start(&self.tree(), &MountOpts::new(self.io))
     }
 
-    /// Like [`Place::mount`], after a killed import that may have left the tree mounted.
+    /// Like [`ImportRig::mount`], after a killed import that may have left the tree mounted.
     pub fn adopted(&self) -> Mount {
         // A daemon that a killed import was starting may still appear, or keep the store locked
         // until it exits.

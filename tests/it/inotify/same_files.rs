@@ -11,9 +11,9 @@ use super::support::{has, sh, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
 /// Inode number, ctime and mtime with nanoseconds, and link count, by path.
-type Remembered = BTreeMap<PathBuf, (u64, (i64, i64), (i64, i64), u64)>;
+type StatByPath = BTreeMap<PathBuf, (u64, (i64, i64), (i64, i64), u64)>;
 
-fn remembered(root: &Path) -> Remembered {
+fn remembered(root: &Path) -> StatByPath {
     let paths = tree(root).into_keys();
     let stat = |path: PathBuf| {
         let stat = fs::symlink_metadata(root.join(&path)).unwrap();
@@ -31,7 +31,7 @@ fn remembered(root: &Path) -> Remembered {
     paths.map(stat).collect()
 }
 
-fn differing(a: &Remembered, b: &Remembered) -> Vec<PathBuf> {
+fn differing(a: &StatByPath, b: &StatByPath) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = a
         .keys()
         .chain(b.keys())

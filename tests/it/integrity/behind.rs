@@ -15,13 +15,13 @@ for_each_variant! { reflink =>
 }
 
 /// A backing directory mounted elsewhere, so that it stays reachable past the mount.
-struct Beside {
+struct BackingRig {
     mount: Mount,
     backing: PathBuf,
     _image: Image,
 }
 
-fn beside(v: Variant, extra: &str) -> Beside {
+fn beside(v: Variant, extra: &str) -> BackingRig {
     let image = Image::of(v.fs);
     let (backing, mountpoint) = (image.dir("backing"), image.dir("mounted"));
     for name in ["f", "g", "h", "kept", "attributes"] {
@@ -34,7 +34,7 @@ fn beside(v: Variant, extra: &str) -> Beside {
         mountpoint: Some(mountpoint),
         ..MountOpts::new(v.io).arg(extra)
     };
-    Beside {
+    BackingRig {
         mount: Mount::start(&backing, &opts),
         backing,
         _image: image,
@@ -53,7 +53,7 @@ fn eio<T: std::fmt::Debug>(result: std::io::Result<T>) {
 }
 
 fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Variant) {
-    let Beside {
+    let BackingRig {
         mut mount,
         backing,
         _image,
@@ -177,7 +177,7 @@ fn it_is_named(mount: &Mount, backing: &Path, first: u64) {
 /// Negative control: every operation that changes a ctime through the mount, none of which leads to
 /// EIO.
 fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
-    let Beside {
+    let BackingRig {
         mut mount, _image, ..
     } = beside(v, "--seal=hash");
     let live = mount.path().to_owned();
@@ -225,7 +225,7 @@ fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
 /// Failed before: a checkpoint brought back by undo was taken for one made after the clock was set
 /// back, for which changes past the mount cannot be detected.
 fn a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount(v: Variant) {
-    let Beside {
+    let BackingRig {
         mount,
         backing,
         _image,

@@ -3,7 +3,7 @@
 use super::support::{changes, lines_with, merge};
 use crate::common::{MountOpts, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 /// Returns the stat(2) calls of a merge of 60 files, of which 20 changed on both sides, in a tree
 /// with `untouched` other files.
@@ -19,7 +19,7 @@ fn calls(v: Variant, untouched: u32) -> u64 {
         "for i in $(seq 60); do echo more >> d/$i; done",
         "for i in $(seq 20); do e s/^3$/three/ d/$i; done",
     );
-    rig.fault(Some(Plan::nth(0, Errno::EIO).only(Call::Stat)));
+    rig.fault(Some(FaultPlan::nth(0, Errno::EIO).only(CallKind::Stat)));
     let (merged, done) = merge(&rig, &[]);
     let (calls, _) = rig.fault(None);
     assert!(done && changes(&merged).len() == 60, "{merged}");

@@ -6,23 +6,23 @@ use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree};
 use crate::common::{Rig, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 const BASE: &str =
     "mkdir -p d/e; for f in a b c d/f d/e/g; do seq 20 > $f; done; setfattr -n user.a -v 1 b";
 const THEIRS: &str = "echo more >> a; mv d moved; rm c; echo new > new; mkdir m; echo m > m/m; chmod 600 b; ln a hard; setfattr -n user.a -v 2 b; echo t >> moved/e/g";
 const OURS: &str = "e s/^3$/three/ d/e/g; echo own > own";
 /// Calls that change something, without those of the index, which another thread makes at any time.
-const KINDS: [Call; 9] = [
-    Call::Create,
-    Call::Make,
-    Call::Link,
-    Call::Rename,
-    Call::Unlink,
-    Call::Write,
-    Call::Clone,
-    Call::SetAttributes,
-    Call::SetXattr,
+const KINDS: [CallKind; 9] = [
+    CallKind::Create,
+    CallKind::Make,
+    CallKind::Link,
+    CallKind::Rename,
+    CallKind::Unlink,
+    CallKind::Write,
+    CallKind::Clone,
+    CallKind::SetAttributes,
+    CallKind::SetXattr,
 ];
 
 for_each_variant! { xfs => killed_at_calls, calls_that_fail }
@@ -31,18 +31,18 @@ for_each_variant! { xfs => killed_at_calls, calls_that_fail }
 /// chooses every write and one past the last, because writes store the records of the guard, the
 /// begin, the changes and the end. In the long form it chooses each call. The merges that count the
 /// calls are undone.
-fn calls_of_a_merge(rig: &Rig, before: &Tree, some: u64) -> Vec<(Call, u64)> {
+fn calls_of_a_merge(rig: &Rig, before: &Tree, some: u64) -> Vec<(CallKind, u64)> {
     let mut random = Random::new(seed("calls of a merge", 1));
     let mut chosen = Vec::new();
     for kind in KINDS {
-        rig.fault(Some(Plan::nth(0, Errno::EIO).only(kind)));
+        rig.fault(Some(FaultPlan::nth(0, Errno::EIO).only(kind)));
         let (merged, done) = merge(rig, &[]);
         let (calls, _) = rig.fault(None);
         assert!(done && calls > 0, "{kind:?}: {merged}");
         rig.mount.ok(&["undo"]);
         same(rig.path(), before);
-        let mut nths: Vec<u64> = if is_long() || kind == Call::Write {
-            (1..=calls + u64::from(kind == Call::Write)).collect()
+        let mut nths: Vec<u64> = if is_long() || kind == CallKind::Write {
+            (1..=calls + u64::from(kind == CallKind::Write)).collect()
         } else {
             (0..some).map(|_| 1 + random.below(calls)).collect()
         };
@@ -84,9 +84,9 @@ fn killed_at_calls(v: Variant) {
         let shown = format!("killed at call {nth} of {kind:?}");
         let guards = newest(&rig);
         rig.mount.kill_holder();
-        let plan = Plan {
+        let plan = FaultPlan {
             kill: true,
-            ..Plan::nth(nth, Errno::EIO).only(kind)
+            ..FaultPlan::nth(nth, Errno::EIO).only(kind)
         };
         rig.fault(Some(plan));
         let answered = rig.mount.run(&["merge", "2", "--base", "1"]);
@@ -124,9 +124,9 @@ fn calls_that_fail(v: Variant) {
     let lasting = lasting.map(|call| (*call, true));
     for ((kind, nth), lasting) in once.chain(lasting) {
         let guards = newest(&rig);
-        let plan = Plan {
+        let plan = FaultPlan {
             lasting,
-            ..Plan::nth(nth, Errno::ENOSPC).only(kind)
+            ..FaultPlan::nth(nth, Errno::ENOSPC).only(kind)
         };
         rig.fault(Some(plan));
         let output = rig.mount.run(&["merge", "2", "--base", "1"]);

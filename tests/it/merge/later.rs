@@ -8,7 +8,7 @@ use super::support::{changes, run};
 use crate::common::command::sh;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { xfs =>
     a_merge_reads_what_was_touched_since_the_last_ones,
@@ -28,7 +28,7 @@ fn branched(v: Variant, base: &str) -> (Rig, PathBuf) {
 
 /// Returns the number of stat calls of the daemon for a verb.
 fn calls(rig: &Rig, verb: &[&str]) -> u64 {
-    rig.fault(Some(Plan::nth(0, Errno::EIO).only(Call::Stat)));
+    rig.fault(Some(FaultPlan::nth(0, Errno::EIO).only(CallKind::Stat)));
     rig.mount.ok(verb);
     rig.fault(None).0
 }

@@ -9,7 +9,7 @@ use crate::common::random::{Random, seed};
 use crate::common::tree::tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { reflink => what_the_parent_did_comes_into_the_branch }
 for_each_variant! { xfs =>
@@ -280,7 +280,7 @@ fn calls(v: Variant, untouched: u32) -> u64 {
     let (rig, branch) = branched_with(v, opts, &base);
     run(rig.path(), "for i in $(seq 60); do echo more >> d/$i; done");
     run(&branch, "for i in $(seq 20); do e s/^3$/three/ d/$i; done");
-    rig.fault(Some(Plan::nth(0, Errno::EIO).only(Call::Stat)));
+    rig.fault(Some(FaultPlan::nth(0, Errno::EIO).only(CallKind::Stat)));
     let updated = update(&rig, &[]);
     let (calls, _) = rig.fault(None);
     assert_eq!(changes(&updated).len(), 60, "{updated}");
@@ -311,8 +311,8 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
     let undo = format!("{} undo > /dev/null", env!("CARGO_BIN_EXE_ckptfs"));
     let mut random = Random::new(seed("calls of an update", 1));
     let [mut not, mut done] = [0; 2];
-    for kind in [Call::Write, Call::Rename, Call::SetXattr] {
-        rig.fault(Some(Plan::nth(0, Errno::EIO).only(kind)));
+    for kind in [CallKind::Write, CallKind::Rename, CallKind::SetXattr] {
+        rig.fault(Some(FaultPlan::nth(0, Errno::EIO).only(kind)));
         update(&rig, &[]);
         let (calls, _) = rig.fault(None);
         sh(&branch, &undo);
@@ -322,9 +322,9 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
         let some: Vec<u64> = [1 + random.below(calls)].into_iter().chain(last).collect();
         for nth in some {
             rig.mount.kill_holder();
-            let plan = Plan {
+            let plan = FaultPlan {
                 kill: true,
-                ..Plan::nth(nth, Errno::EIO).only(kind)
+                ..FaultPlan::nth(nth, Errno::EIO).only(kind)
             };
             rig.fault(Some(plan));
             rig.mount.run(&["branch", "update", "fix"]);
@@ -355,7 +355,7 @@ fn an_update_that_fails_is_called_one(v: Variant) {
     run(rig.path(), PARENT);
     let (before, mut failed) = (tree(&branch), 0);
     for nth in 1..=6 {
-        rig.fault(Some(Plan::nth(nth, Errno::EIO).only(Call::Rename)));
+        rig.fault(Some(FaultPlan::nth(nth, Errno::EIO).only(CallKind::Rename)));
         let output = rig.mount.run(&["branch", "update", "fix"]);
         rig.fault(None);
         if output.status.success() {

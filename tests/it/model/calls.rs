@@ -10,11 +10,11 @@ use rustix::fs::{
 
 use super::observe::absolute;
 use super::ops::{Op, Verb};
-use super::tree::Answer;
+use super::tree::OpResult;
 use super::world::data;
 
 /// Performs an operation on the filesystem.
-pub(super) fn actual(root: &Path, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
+pub(super) fn actual(root: &Path, op: &Op, path: &[u8], second: &[u8]) -> OpResult<()> {
     let (path, second) = (absolute(root, path), absolute(root, second));
     let (path, second) = (path.as_path(), second.as_path());
     let n = |index| op.number(index);
@@ -54,7 +54,7 @@ pub fn xattr(number: u64) -> Vec<u8> {
     format!("user.a{}", number % 4).into_bytes()
 }
 
-pub(super) fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
+pub(super) fn open(path: &Path, flags: OFlags, mode: Mode) -> OpResult<OwnedFd> {
     rustix::fs::open(
         path,
         flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
@@ -62,7 +62,7 @@ pub(super) fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
     )
 }
 
-pub(super) fn write_all(file: &OwnedFd, content: &[u8], offset: u64) -> Answer<()> {
+pub(super) fn write_all(file: &OwnedFd, content: &[u8], offset: u64) -> OpResult<()> {
     let mut done = 0;
     loop {
         done += rustix::io::pwrite(file, &content[done..], offset + done as u64)?;
@@ -72,7 +72,7 @@ pub(super) fn write_all(file: &OwnedFd, content: &[u8], offset: u64) -> Answer<(
     }
 }
 
-fn write_content(op: &Op, path: &Path) -> Answer<()> {
+fn write_content(op: &Op, path: &Path) -> OpResult<()> {
     let n = |index| op.number(index);
     match op.verb {
         Verb::Put => {
@@ -107,7 +107,7 @@ fn write_content(op: &Op, path: &Path) -> Answer<()> {
     }
 }
 
-fn set_attributes(op: &Op, path: &Path) -> Answer<()> {
+fn set_attributes(op: &Op, path: &Path) -> OpResult<()> {
     let n = |index| op.number(index);
     let mode = Mode::from_raw_mode(n(0) as u32);
     match op.verb {
@@ -144,7 +144,7 @@ fn set_attributes(op: &Op, path: &Path) -> Answer<()> {
     }
 }
 
-fn copy(path: &Path, second: &Path, op: &Op) -> Answer<()> {
+fn copy(path: &Path, second: &Path, op: &Op) -> OpResult<()> {
     let from = open(path, OFlags::RDONLY, Mode::empty())?;
     let stat = rustix::fs::fstat(&from)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

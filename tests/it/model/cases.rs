@@ -1,7 +1,7 @@
 //! Shrunk failures of the model, each with its cause.
 
 use super::ops::{Verb, parse};
-use super::run::Bench;
+use super::run::ModelBench;
 use crate::common::{Fs, Io, Variant, skip};
 
 /// Runs a list on one variant.
@@ -13,8 +13,8 @@ pub fn case(fs: Fs, io: Io, list: &str) {
     }
     let list = parse(list);
     let bench = match list.iter().any(|op| op.verb == Verb::Cut) {
-        true => Bench::cutting(variant),
-        false => Bench::new(variant),
+        true => ModelBench::cutting(variant),
+        false => ModelBench::new(variant),
     };
     if let Err(failure) = bench.list(&list) {
         panic!("{}", failure.problem);

@@ -14,9 +14,9 @@ use super::diffs;
 use super::observe::{absolute, compare, observe, shown};
 use super::ops::{Op, Verb};
 use super::tree::Tree;
-use super::world::{Handle, Snap, World};
+use super::world::{Handle, ModelCheckpoint, ModelRun};
 
-impl World {
+impl ModelRun {
     /// Checks the whole live tree and all open files.
     pub fn check_live(&mut self) -> Result<(), String> {
         let loose = self.loose();
@@ -76,7 +76,7 @@ impl World {
         self.check_marks()
     }
 
-    pub(super) fn check_view(&mut self, snap: &mut Snap) -> Result<(), String> {
+    pub(super) fn check_view(&mut self, snap: &mut ModelCheckpoint) -> Result<(), String> {
         let what = format!("the view of {}", snap.id);
         let sight = observe(&self.root.join(".snapshots").join(snap.id.to_string()))
             .map_err(|problem| format!("{what}: {problem}"))?;

@@ -10,11 +10,11 @@ use rustix::fs::{Mode, OFlags};
 
 use super::calls::open;
 use super::checks::check_content;
-use super::frees::Way;
+use super::frees::FreeMethod;
 use super::observe::{absolute, compare, observe};
 use super::ops::{Op, Verb, bytes};
 use super::tree::Tree;
-use super::world::{Snap, VIEWS, ViewFile, World};
+use super::world::{ModelCheckpoint, ModelRun, VIEWS, ViewFile};
 
 /// Longer than the delay after which the daemon indexes a closed epoch.
 const IDLE: Duration = Duration::from_millis(400);
@@ -30,7 +30,7 @@ pub(super) fn said(what: &str, error: &VerbError) -> String {
     format!("{what} failed: {}: {}", error.code, error.message)
 }
 
-impl World {
+impl ModelRun {
     pub fn client(&mut self) -> Result<&mut Client, String> {
         let root = self.root.clone();
         let mounted = self.mounted.as_mut().ok_or("there is no mount")?;
@@ -128,7 +128,7 @@ impl World {
             self.model.touch(*id);
         }
         self.counts.checkpoints += 1;
-        self.snaps.push(Snap {
+        self.snaps.push(ModelCheckpoint {
             id,
             asked,
             auto: false,
@@ -199,8 +199,9 @@ impl World {
 
     /// Returns the newest checkpoint requested by a user, or else the newest made by the daemon.
     pub(super) fn latest(&self) -> Option<u64> {
-        let newest =
-            |wanted: fn(&&Snap) -> bool| self.snaps.iter().rfind(wanted).map(|snap| snap.id);
+        let newest = |wanted: fn(&&ModelCheckpoint) -> bool| {
+            self.snaps.iter().rfind(wanted).map(|snap| snap.id)
+        };
         newest(|snap| snap.asked).or_else(|| newest(|snap| snap.auto))
     }
 
@@ -253,10 +254,15 @@ impl World {
         let Some(index) = self.pick(op.number(0)) else {
             return Ok(());
         };
-        let ways = [Way::Now, Way::Rmdir, Way::Hide, Way::Revive];
+        let ways = [
+            FreeMethod::Now,
+            FreeMethod::Rmdir,
+            FreeMethod::Hide,
+            FreeMethod::Revive,
+        ];
         let way = ways[op.number(1) as usize % ways.len()];
         self.delete_at(way, index)?;
-        if way != Way::Revive && op.number(0).is_multiple_of(2) {
+        if way != FreeMethod::Revive && op.number(0).is_multiple_of(2) {
             // Frees only the deleted checkpoints.
             self.gc(Retention::default())?;
         }

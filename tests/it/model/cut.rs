@@ -12,9 +12,9 @@ use ckptfs::api::Query;
 use super::control::said;
 use super::frees::findings;
 use super::observe::{compare, observe};
-use super::world::World;
+use super::world::ModelRun;
 use crate::common::{Fs, Mount};
-use crate::crash::disk::{Disk, Host};
+use crate::crash::disk::{ImageDisk, ImageHost};
 
 const DISK_BYTES: u64 = 512 << 20;
 /// Age from which a checkpoint is durable without a sync.
@@ -23,15 +23,15 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// A disk for runs, on a filesystem with reflink.
 pub struct CutDisk {
     // Dropped before its host.
-    disk: Disk,
-    host: Host,
+    disk: ImageDisk,
+    host: ImageHost,
     fs: Fs,
     next: AtomicU64,
 }
 
 impl CutDisk {
     pub fn new(fs: Fs) -> CutDisk {
-        let host = Host::in_memory();
+        let host = ImageHost::in_memory();
         let image = host.format_sized(fs, "disk.img", DISK_BYTES);
         CutDisk {
             disk: host.mount(fs, &image),
@@ -47,7 +47,7 @@ impl CutDisk {
     }
 
     /// Mounts the state that a power cut would leave.
-    fn cut(&self) -> Disk {
+    fn cut(&self) -> ImageDisk {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let copy = self.host.file(&format!("cut-{number}.img"));
         self.disk.freeze(&copy);
@@ -58,7 +58,7 @@ impl CutDisk {
     }
 }
 
-impl World {
+impl ModelRun {
     /// Checks the state that a power cut would leave now. The run itself continues unaffected.
     pub(super) fn power_cut(&mut self) -> Result<(), String> {
         let (Some(disk), Some(mounted)) = (self.disk.clone(), &self.mounted) else {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ckptfs::api::{Change, ChangeKind};
 
-use super::observe::{Times, shown};
+use super::observe::{StampTimes, shown};
 use super::tree::{Id, Node, Tree};
 
 /// Letters of the paths that must be listed, and paths that may be.
@@ -16,7 +16,7 @@ pub struct Expected {
 }
 
 /// Compares two trees; the times of `loose` nodes are unknown.
-pub fn expected(old: &Tree, new: &Tree, times: &Times, loose: &BTreeSet<Id>) -> Expected {
+pub fn expected(old: &Tree, new: &Tree, times: &StampTimes, loose: &BTreeSet<Id>) -> Expected {
     let (before, after) = (old.paths(), new.paths());
     let mut found = Expected::default();
     for (path, id) in before.iter().filter(|(path, _)| !path.is_empty()) {

@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use rustix::io::Errno;
 
 use super::calls::{target, xattr};
-use super::observe::Times;
+use super::observe::StampTimes;
 use super::ops::{Op, Verb};
-use super::tree::{Answer, Body, Model};
+use super::tree::{Body, Model, OpResult};
 use super::world::data;
 
 /// Performs an operation on the model and returns the expected result.
 pub fn expected(
     model: &mut Model,
-    times: &mut Times,
+    times: &mut StampTimes,
     op: &Op,
     path: &[u8],
     second: &[u8],
-) -> Answer<()> {
+) -> OpResult<()> {
     let n = |index| op.number(index);
     match op.verb {
         Verb::Create => model
@@ -70,7 +70,7 @@ pub fn expected(
     }
 }
 
-fn expected_copy(model: &mut Model, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
+fn expected_copy(model: &mut Model, op: &Op, path: &[u8], second: &[u8]) -> OpResult<()> {
     let from = model.tree.lookup(path)?;
     let source = match &model.tree.node(from).body {
         Body::File(content) => content.clone(),
@@ -88,7 +88,12 @@ fn expected_copy(model: &mut Model, op: &Op, path: &[u8], second: &[u8]) -> Answ
     Ok(())
 }
 
-fn expected_attributes(model: &mut Model, times: &mut Times, op: &Op, path: &[u8]) -> Answer<()> {
+fn expected_attributes(
+    model: &mut Model,
+    times: &mut StampTimes,
+    op: &Op,
+    path: &[u8],
+) -> OpResult<()> {
     let id = model.tree.lookup(path)?;
     let stamp = model.counter.next();
     let node = model.node_mut(id);

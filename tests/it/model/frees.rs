@@ -14,12 +14,12 @@ use rustix::thread::CapabilitySet;
 
 use super::control::said;
 use super::ops::Op;
-use super::world::World;
+use super::world::ModelRun;
 
 /// How a checkpoint is freed: `free WAY BACK GC`. BACK counts from the newest; a positive GC runs
 /// gc afterwards. For `keep-last` and `max-size`, BACK is the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum FreeMethod {
     /// `delete --now`.
     Now,
     /// rmdir(2) in `.snapshots`.
@@ -38,18 +38,18 @@ pub enum Way {
     MaxSize,
 }
 
-const WAYS: &[(&str, Way)] = &[
-    ("now", Way::Now),
-    ("rmdir", Way::Rmdir),
-    ("hide", Way::Hide),
-    ("revive", Way::Revive),
-    ("undo", Way::Undo),
-    ("gc", Way::Gc),
-    ("keep-last", Way::KeepLast),
-    ("max-size", Way::MaxSize),
+const WAYS: &[(&str, FreeMethod)] = &[
+    ("now", FreeMethod::Now),
+    ("rmdir", FreeMethod::Rmdir),
+    ("hide", FreeMethod::Hide),
+    ("revive", FreeMethod::Revive),
+    ("undo", FreeMethod::Undo),
+    ("gc", FreeMethod::Gc),
+    ("keep-last", FreeMethod::KeepLast),
+    ("max-size", FreeMethod::MaxSize),
 ];
 
-impl Way {
+impl FreeMethod {
     fn word(self) -> &'static str {
         WAYS.iter()
             .find(|(_, way)| *way == self)
@@ -66,7 +66,7 @@ fn undo_one() -> UndoOptions {
     }
 }
 
-impl World {
+impl ModelRun {
     pub(super) fn free(&mut self, op: &Op) -> Result<(), String> {
         let way = WAYS
             .iter()
@@ -76,7 +76,7 @@ impl World {
         // An open file of a freed view may become unreadable.
         self.views = Default::default();
         match way {
-            Way::Undo => {
+            FreeMethod::Undo => {
                 let made = self
                     .client()?
                     .ask(CheckpointOptions::default())
@@ -88,22 +88,22 @@ impl World {
                 self.snaps.pop();
                 self.counts.free(way.word());
             }
-            Way::Gc => self.gc(Retention::default())?,
-            Way::KeepLast => {
+            FreeMethod::Gc => self.gc(Retention::default())?,
+            FreeMethod::KeepLast => {
                 let keep_last = Some(op.number(0) + 1);
                 return self.gc(Retention {
                     keep_last,
                     ..Retention::default()
                 });
             }
-            Way::MaxSize => {
+            FreeMethod::MaxSize => {
                 let max_bytes = Some(op.number(0) << 12);
                 return self.gc(Retention {
                     max_bytes,
                     ..Retention::default()
                 });
             }
-            Way::Now | Way::Rmdir | Way::Hide | Way::Revive => {
+            FreeMethod::Now | FreeMethod::Rmdir | FreeMethod::Hide | FreeMethod::Revive => {
                 self.delete_from_end(way, op.number(0))?;
             }
         }
@@ -114,13 +114,13 @@ impl World {
     }
 
     /// Deletes a checkpoint counted from the newest, which may be a mark.
-    fn delete_from_end(&mut self, way: Way, back: u64) -> Result<(), String> {
+    fn delete_from_end(&mut self, way: FreeMethod, back: u64) -> Result<(), String> {
         let newest_mark = self.marks.last().map(|mark| mark.id);
         let newest = self.snaps.last().map(|snap| snap.id);
-        if back == 0 && newest_mark > newest && way != Way::Revive {
+        if back == 0 && newest_mark > newest && way != FreeMethod::Revive {
             let mark = self.marks.pop().expect("it exists");
             let state = StateName(mark.id.to_string());
-            let now = way == Way::Now;
+            let now = way == FreeMethod::Now;
             // The mark may be hidden, or was freed just now.
             let done = self.client()?.ask(Delete { state, now });
             if done.is_ok() {
@@ -135,18 +135,18 @@ impl World {
     }
 
     /// Deletes a checkpoint made by an operation.
-    pub(super) fn delete_at(&mut self, way: Way, index: usize) -> Result<(), String> {
+    pub(super) fn delete_at(&mut self, way: FreeMethod, index: usize) -> Result<(), String> {
         self.views = Default::default();
         let snap = self.snaps.remove(index);
         let (id, state) = (snap.id, StateName(snap.id.to_string()));
         let snapshots = self.root.join(".snapshots");
         match way {
-            Way::Now => drop(
+            FreeMethod::Now => drop(
                 self.client()?
                     .ask(Delete { state, now: true })
                     .map_err(|error| said("delete --now", &error))?,
             ),
-            Way::Rmdir => {
+            FreeMethod::Rmdir => {
                 let name = snap.tag.clone().unwrap_or_else(|| id.to_string());
                 rustix::fs::rmdir(snapshots.join(&name))
                     .map_err(|errno| format!("rmdir .snapshots/{name}: {errno}"))?;
@@ -157,7 +157,7 @@ impl World {
                     .map_err(|error| said("delete", &error))?,
             ),
         }
-        if way == Way::Revive {
+        if way == FreeMethod::Revive {
             self.client()?
                 .ask(undo_one())
                 .map_err(|error| said("undo", &error))?;
@@ -197,9 +197,9 @@ impl World {
                         keep_last: Some(_), ..
                     },
                     true,
-                ) => Way::KeepLast.word(),
-                (_, true) => Way::MaxSize.word(),
-                _ => Way::Gc.word(),
+                ) => FreeMethod::KeepLast.word(),
+                (_, true) => FreeMethod::MaxSize.word(),
+                _ => FreeMethod::Gc.word(),
             };
             self.counts.free(way);
         }

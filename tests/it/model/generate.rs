@@ -42,7 +42,7 @@ impl Random {
 }
 
 /// The state from which operations are drawn.
-pub struct Scene<'a> {
+pub struct DrawContext<'a> {
     /// The live tree.
     pub tree: &'a Tree,
     /// The trees of its checkpoints.
@@ -67,7 +67,7 @@ pub struct Generator {
 
 /// The expected target of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
+pub(super) enum PathKind {
     File,
     Dir,
     Any,
@@ -130,7 +130,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
 ];
 
 /// Random arguments of an operation.
-struct Drawn {
+struct OpArgs {
     size: u64,
     offset: u64,
     seed: u64,
@@ -182,7 +182,7 @@ impl Generator {
         }
     }
 
-    pub fn next(&mut self, scene: &Scene<'_>) -> Op {
+    pub fn next(&mut self, scene: &DrawContext<'_>) -> Op {
         if let Some(op) = self.pending.pop() {
             return op;
         }
@@ -256,7 +256,7 @@ impl Generator {
         }
     }
 
-    pub(super) fn draw(&mut self, verb: Verb, scene: &Scene<'_>) -> Op {
+    pub(super) fn draw(&mut self, verb: Verb, scene: &DrawContext<'_>) -> Op {
         let drawn = self.numbers(scene);
         match verb {
             Verb::Put | Verb::Write | Verb::Append | Verb::Punch | Verb::Truncate | Verb::Copy => {
@@ -282,7 +282,7 @@ impl Generator {
     }
 
     /// Draws all arguments, whatever the operation needs.
-    fn numbers(&mut self, scene: &Scene<'_>) -> Drawn {
+    fn numbers(&mut self, scene: &DrawContext<'_>) -> OpArgs {
         let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
         let (offset, seed, length) = (
             self.random.below(size + 2),
@@ -293,7 +293,7 @@ impl Generator {
         let mode = if scene.set_ids { mode } else { mode & !0o6000 };
         let rarely = self.random.one_in(10);
         let handle = self.handle(rarely);
-        Drawn {
+        OpArgs {
             size,
             offset,
             seed,
@@ -314,7 +314,7 @@ impl Generator {
     }
 
     /// Operations on names and checkpoints.
-    fn draw_names(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
+    fn draw_names(&mut self, verb: Verb, scene: &DrawContext<'_>, drawn: &OpArgs) -> Op {
         match verb {
             Verb::Create | Verb::Mkfifo | Verb::Mksock => Op::new(
                 verb,
@@ -327,27 +327,27 @@ impl Generator {
                 &[[0o755, 0o700, 0o500][self.random.below(3) as usize]],
             ),
             Verb::Symlink => Op::new(verb, &[&self.fresh(scene)], &[drawn.seed]),
-            Verb::Unlink => Op::new(verb, &[&self.existing(scene, Want::Any)], &[]),
-            Verb::Rmdir => Op::new(verb, &[&self.existing(scene, Want::Dir)], &[]),
+            Verb::Unlink => Op::new(verb, &[&self.existing(scene, PathKind::Any)], &[]),
+            Verb::Rmdir => Op::new(verb, &[&self.existing(scene, PathKind::Dir)], &[]),
             Verb::Rename | Verb::RenameNoReplace => {
                 let to = if self.random.one_in(3) {
-                    self.existing(scene, Want::Any)
+                    self.existing(scene, PathKind::Any)
                 } else {
                     self.fresh(scene)
                 };
-                Op::new(verb, &[&self.existing(scene, Want::Any), &to], &[])
+                Op::new(verb, &[&self.existing(scene, PathKind::Any), &to], &[])
             }
             Verb::Exchange => Op::new(
                 verb,
                 &[
-                    &self.existing(scene, Want::Any),
-                    &self.existing(scene, Want::Any),
+                    &self.existing(scene, PathKind::Any),
+                    &self.existing(scene, PathKind::Any),
                 ],
                 &[],
             ),
             Verb::Link => Op::new(
                 verb,
-                &[&self.existing(scene, Want::File), &self.fresh(scene)],
+                &[&self.existing(scene, PathKind::File), &self.fresh(scene)],
                 &[],
             ),
             Verb::RestorePaths => {
@@ -361,8 +361,8 @@ impl Generator {
         }
     }
 
-    fn draw_content(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
-        let Drawn {
+    fn draw_content(&mut self, verb: Verb, scene: &DrawContext<'_>, drawn: &OpArgs) -> Op {
+        let OpArgs {
             size,
             offset,
             seed,
@@ -373,24 +373,32 @@ impl Generator {
             Verb::Put if self.random.one_in(2) => {
                 Op::new(verb, &[&self.fresh(scene)], &[size, seed])
             }
-            Verb::Put => Op::new(verb, &[&self.existing(scene, Want::File)], &[size, seed]),
+            Verb::Put => Op::new(
+                verb,
+                &[&self.existing(scene, PathKind::File)],
+                &[size, seed],
+            ),
             Verb::Write => Op::new(
                 verb,
-                &[&self.existing(scene, Want::File)],
+                &[&self.existing(scene, PathKind::File)],
                 &[offset, length, seed],
             ),
-            Verb::Append => Op::new(verb, &[&self.existing(scene, Want::File)], &[length, seed]),
+            Verb::Append => Op::new(
+                verb,
+                &[&self.existing(scene, PathKind::File)],
+                &[length, seed],
+            ),
             Verb::Punch => Op::new(
                 verb,
-                &[&self.existing(scene, Want::File)],
+                &[&self.existing(scene, PathKind::File)],
                 &[offset, length],
             ),
-            Verb::Truncate => Op::new(verb, &[&self.existing(scene, Want::File)], &[size]),
+            Verb::Truncate => Op::new(verb, &[&self.existing(scene, PathKind::File)], &[size]),
             Verb::Copy => Op::new(
                 verb,
                 &[
-                    &self.existing(scene, Want::File),
-                    &self.existing(scene, Want::File),
+                    &self.existing(scene, PathKind::File),
+                    &self.existing(scene, PathKind::File),
                 ],
                 &[self.random.below(5000), offset, length],
             ),
@@ -398,8 +406,8 @@ impl Generator {
         }
     }
 
-    fn draw_attributes(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
-        let Drawn { seed, mode, .. } = *drawn;
+    fn draw_attributes(&mut self, verb: Verb, scene: &DrawContext<'_>, drawn: &OpArgs) -> Op {
+        let OpArgs { seed, mode, .. } = *drawn;
         match verb {
             Verb::Chmod => Op::new(verb, &[&self.anything(scene)], &[mode]),
             Verb::Chown => Op::new(
@@ -426,8 +434,8 @@ impl Generator {
     }
 
     /// Operations on handles and mappings.
-    fn draw_opened(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
-        let Drawn {
+    fn draw_opened(&mut self, verb: Verb, scene: &DrawContext<'_>, drawn: &OpArgs) -> Op {
+        let OpArgs {
             size,
             offset,
             seed,
@@ -439,7 +447,7 @@ impl Generator {
             // Handles that stay open are not replaced.
             Verb::Open => Op::new(
                 verb,
-                &[&self.existing(scene, Want::File)],
+                &[&self.existing(scene, PathKind::File)],
                 &[
                     if scene.held.contains(&(handle as usize)) {
                         handle % HANDLES_BUSY as u64
@@ -453,7 +461,7 @@ impl Generator {
             Verb::HandleTruncate => Op::new(verb, &[], &[handle, size]),
             Verb::Map => Op::new(
                 verb,
-                &[&self.existing(scene, Want::File)],
+                &[&self.existing(scene, PathKind::File)],
                 &[self.random.below(MAPS as u64)],
             ),
             Verb::Store => Op::new(
@@ -497,14 +505,14 @@ impl Generator {
     }
 
     /// Returns a path in an existing directory; its name may exist.
-    pub(super) fn fresh(&mut self, scene: &Scene<'_>) -> String {
+    pub(super) fn fresh(&mut self, scene: &DrawContext<'_>) -> String {
         if self.random.one_in(15) {
             return format!("{}/{}", self.name(), self.name());
         }
         let dir = if self.random.one_in(3) {
             String::new()
         } else {
-            self.existing(scene, Want::Dir)
+            self.existing(scene, PathKind::Dir)
         };
         let name = self.name();
         if dir.is_empty() || dir.matches('/').count() > 2 {
@@ -515,18 +523,18 @@ impl Generator {
     }
 
     /// Returns a path that usually exists and has the wanted type.
-    pub(super) fn existing(&mut self, scene: &Scene<'_>, want: Want) -> String {
+    pub(super) fn existing(&mut self, scene: &DrawContext<'_>, want: PathKind) -> String {
         let want = if self.random.one_in(20) {
-            Want::Any
+            PathKind::Any
         } else {
             want
         };
         let fits = |id: Id| {
             let body = &scene.tree.node(id).body;
-            want == Want::Any
+            want == PathKind::Any
                 || matches!(
                     (body, want),
-                    (Body::File(_), Want::File) | (Body::Dir(_), Want::Dir)
+                    (Body::File(_), PathKind::File) | (Body::Dir(_), PathKind::Dir)
                 )
         };
         let paths: Vec<String> = scene
@@ -542,16 +550,16 @@ impl Generator {
         }
     }
 
-    fn anything(&mut self, scene: &Scene<'_>) -> String {
+    fn anything(&mut self, scene: &DrawContext<'_>) -> String {
         if self.random.one_in(12) {
             ".".to_owned()
         } else {
-            self.existing(scene, Want::Any)
+            self.existing(scene, PathKind::Any)
         }
     }
 
     /// Returns a path of a checkpoint or of the live tree.
-    pub(super) fn past(&mut self, scene: &Scene<'_>) -> String {
+    pub(super) fn past(&mut self, scene: &DrawContext<'_>) -> String {
         let from = match self.random.pick(&scene.past) {
             Some(snap) if !self.random.one_in(3) => snap.paths(),
             _ => scene.tree.paths(),

@@ -9,7 +9,7 @@ use ckptfs::api::{Query, ShowCheckpoint, StateName};
 use super::control::said;
 use super::ops::Verb;
 use super::tree::Tree;
-use super::world::{Snap, World};
+use super::world::{ModelCheckpoint, ModelRun};
 
 /// Timeout for the freeing of marks.
 const FREED: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ pub(super) fn destroys(verb: Verb) -> bool {
     verb.is_by_path() || verb == Verb::HandleTruncate
 }
 
-impl World {
+impl ModelRun {
     /// Records new marks, which show the tree `before` the operation; with `None` their content is
     /// unknown.
     pub(super) fn note_marks(&mut self, before: Option<Tree>) -> Result<(), String> {
@@ -44,7 +44,7 @@ impl World {
             let Some(tree) = before.clone().filter(|_| self.loose().is_empty()) else {
                 continue;
             };
-            self.marks.push(Snap {
+            self.marks.push(ModelCheckpoint {
                 id,
                 asked: false,
                 auto: false,

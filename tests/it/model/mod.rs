@@ -29,7 +29,7 @@ pub mod tree;
 pub mod world;
 
 use crate::common::{Fs, Io, Variant, skip};
-use run::Bench;
+use run::ModelBench;
 
 /// Default of `CKPTFS_SECONDS`.
 const SECONDS: u64 = 25;
@@ -49,8 +49,8 @@ fn random_runs(name: &str, fs: Fs, io: Io, seconds: u64) {
     let variant = Variant { fs, io };
     match variant.unavailable() {
         Some(reason) => skip(&reason),
-        None if is_long() => Bench::cutting(variant).seeds(name, seconds),
-        None => Bench::new(variant).seeds(name, seconds),
+        None if is_long() => ModelBench::cutting(variant).seeds(name, seconds),
+        None => ModelBench::new(variant).seeds(name, seconds),
     }
 }
 
@@ -91,7 +91,7 @@ fn the_model_is_right() {
         let variant = Variant { fs, io: Io::Daemon };
         match variant.unavailable() {
             Some(reason) => return skip(&reason),
-            None => Bench::plain(variant).seeds("plain", SECONDS_PLAIN),
+            None => ModelBench::plain(variant).seeds("plain", SECONDS_PLAIN),
         }
     }
 }

@@ -17,7 +17,7 @@ use super::tree::{Body, Id, Stamp, Tree};
 const TOLD_MAX: usize = 12;
 
 #[derive(Debug)]
-pub struct Seen {
+pub struct ObservedNode {
     pub body: Body,
     pub mode: u32,
     pub uid: u32,
@@ -29,13 +29,13 @@ pub struct Seen {
 }
 
 /// A tree by path; the root is the empty path.
-pub type Sight = BTreeMap<Vec<u8>, Seen>;
+pub type ObservedTree = BTreeMap<Vec<u8>, ObservedNode>;
 
 /// The real time of each stamp, once known.
 #[derive(Clone, Default)]
-pub struct Times(HashMap<Stamp, (i64, i64)>);
+pub struct StampTimes(HashMap<Stamp, (i64, i64)>);
 
-impl Times {
+impl StampTimes {
     pub fn set(&mut self, stamp: Stamp, time: (i64, i64)) {
         self.0.insert(stamp, time);
     }
@@ -60,8 +60,8 @@ pub fn absolute(root: &Path, path: &[u8]) -> PathBuf {
 }
 
 /// Reads a tree, except for `.ckptfs` and `.snapshots` in the root.
-pub fn observe(root: &Path) -> Result<Sight, String> {
-    let mut sight = Sight::new();
+pub fn observe(root: &Path) -> Result<ObservedTree, String> {
+    let mut sight = ObservedTree::new();
     let mut open = vec![Vec::new()];
     while let Some(path) = open.pop() {
         let at = absolute(root, &path);
@@ -89,7 +89,7 @@ pub fn observe(root: &Path) -> Result<Sight, String> {
     Ok(sight)
 }
 
-fn read(path: &Path) -> std::io::Result<Seen> {
+fn read(path: &Path) -> std::io::Result<ObservedNode> {
     let meta = fs::symlink_metadata(path)?;
     let kind = meta.file_type();
     let body = if kind.is_dir() {
@@ -122,7 +122,7 @@ fn read(path: &Path) -> std::io::Result<Seen> {
         }
         Body::File(content.into())
     };
-    Ok(Seen {
+    Ok(ObservedNode {
         body,
         mode: meta.mode() & 0o7777,
         uid: meta.uid(),
@@ -159,8 +159,8 @@ fn xattrs(path: &Path) -> std::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
 pub fn compare(
     what: &str,
     tree: &Tree,
-    sight: &Sight,
-    times: &mut Times,
+    sight: &ObservedTree,
+    times: &mut StampTimes,
     loose: &BTreeSet<Id>,
 ) -> Result<(), String> {
     let mut told = Vec::new();
@@ -203,8 +203,8 @@ fn compare_node(
     tree: &Tree,
     id: Id,
     path: &[u8],
-    seen: &Seen,
-    times: &mut Times,
+    seen: &ObservedNode,
+    times: &mut StampTimes,
     loose: &BTreeSet<Id>,
     told: &mut Vec<String>,
 ) {
@@ -274,7 +274,7 @@ fn content(is: &[u8], other: &[u8]) -> String {
 }
 
 /// Checks that the names of each inode are hard links, and no others.
-fn compare_groups(paths: &BTreeMap<Vec<u8>, Id>, sight: &Sight, told: &mut Vec<String>) {
+fn compare_groups(paths: &BTreeMap<Vec<u8>, Id>, sight: &ObservedTree, told: &mut Vec<String>) {
     let (mut by_id, mut by_ino) = (HashMap::new(), HashMap::new());
     for (path, id) in paths {
         let Some(seen) = sight.get(path) else {

@@ -1,7 +1,7 @@
 //! Plays: short sequences of related operations, interleaved with random ones. Random operations
 //! alone rarely occur in these orders.
 
-use super::generate::{Generator, Scene, Want};
+use super::generate::{DrawContext, Generator, PathKind};
 use super::ops::{Op, Verb};
 
 /// Ways to free a checkpoint, weighted by repetition.
@@ -37,7 +37,7 @@ impl Generator {
     }
 
     /// Starts a play by queueing its operations.
-    pub(super) fn play(&mut self, scene: &Scene<'_>) {
+    pub(super) fn play(&mut self, scene: &DrawContext<'_>) {
         let slot = self.handle(true);
         let mut play = match self.random.below(10) {
             0..=2 => self.play_free(scene, slot),
@@ -52,8 +52,8 @@ impl Generator {
     }
 
     /// Opens a file and leaves it open.
-    fn hold(&mut self, scene: &Scene<'_>, slot: u64, mode: u64) -> Op {
-        let path = self.existing(scene, Want::File);
+    fn hold(&mut self, scene: &DrawContext<'_>, slot: u64, mode: u64) -> Op {
+        let path = self.existing(scene, PathKind::File);
         Op::new(Verb::Open, &[&path], &[slot, mode])
     }
 
@@ -67,7 +67,7 @@ impl Generator {
     }
 
     /// Frees the newest checkpoint while a file is open and idle, and makes another one.
-    fn play_free(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
+    fn play_free(&mut self, scene: &DrawContext<'_>, slot: u64) -> Vec<Op> {
         // A file that may be mapped counts as idle only after a delay.
         let settles = self.random.one_in(8);
         let mode = if settles || self.random.one_in(3) {
@@ -95,7 +95,7 @@ impl Generator {
     }
 
     /// Makes a mark that is freed by the daemon, or stays until gc.
-    fn play_mark(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
+    fn play_mark(&mut self, scene: &DrawContext<'_>, slot: u64) -> Vec<Op> {
         let mut play = vec![
             Self::plain(Verb::Idle),
             self.hold(scene, slot, WRONLY),
@@ -114,7 +114,7 @@ impl Generator {
     }
 
     /// Frees the guard of a restore.
-    fn play_guard(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
+    fn play_guard(&mut self, scene: &DrawContext<'_>, slot: u64) -> Vec<Op> {
         let path = self.past(scene);
         vec![
             self.hold(scene, slot, WRONLY),
@@ -127,7 +127,7 @@ impl Generator {
     }
 
     /// Deletes a checkpoint that is then freed for the next one.
-    fn play_limited(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
+    fn play_limited(&mut self, scene: &DrawContext<'_>, slot: u64) -> Vec<Op> {
         vec![
             Self::plain(Verb::LimitedCheckpoint),
             self.hold(scene, slot, WRONLY),
@@ -138,7 +138,7 @@ impl Generator {
     }
 
     /// Changes files after a synced checkpoint, replaces the daemon, and cuts the power.
-    fn play_cut(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
+    fn play_cut(&mut self, scene: &DrawContext<'_>, slot: u64) -> Vec<Op> {
         let mut play = vec![
             self.hold(scene, slot, WRONLY),
             Self::plain(Verb::SyncedCheckpoint),
@@ -164,7 +164,7 @@ impl Generator {
             _ => {}
         }
         if self.random.one_in(2) {
-            let path = self.existing(scene, Want::File);
+            let path = self.existing(scene, PathKind::File);
             if self.random.one_in(2) {
                 play.push(Op::new(Verb::Open, &[&path], &[slot, RDONLY]));
             }
@@ -175,7 +175,7 @@ impl Generator {
     }
 
     /// Frees checkpoints with hashes, packs the journal, and replaces the daemon.
-    fn play_verify(&mut self, scene: &Scene<'_>) -> Vec<Op> {
+    fn play_verify(&mut self, scene: &DrawContext<'_>) -> Vec<Op> {
         let mut play = Vec::new();
         for _ in 0..2 + self.random.below(3) {
             play.push(self.draw(Verb::Put, scene));

@@ -9,9 +9,9 @@ use super::control::said;
 use super::observe::absolute;
 use super::ops::{Op, bytes};
 use super::tree::{Body, Id, Node, Tree};
-use super::world::World;
+use super::world::ModelRun;
 
-impl World {
+impl ModelRun {
     /// Runs `restore --dry-run`, which must not change anything.
     pub(super) fn dry_restore(&mut self, op: &Op) -> Result<(), String> {
         let Some(index) = self.pick(op.number(0)) else {

@@ -11,8 +11,8 @@ use super::counts::Counts;
 use super::cut::CutDisk;
 use super::generate::{Generator, Random};
 use super::ops::{self, Op, Verb};
-use super::setup::Setup;
-use super::world::World;
+use super::setup::RunProperties;
+use super::world::ModelRun;
 use crate::common::{Image, Io, MountOpts, Variant};
 
 /// Limit for the life of a mount.
@@ -36,24 +36,24 @@ enum Source<'a> {
 }
 
 impl Source<'_> {
-    fn setup(&self) -> Setup {
+    fn setup(&self) -> RunProperties {
         match self {
-            Source::List(list) => Setup::of_list(list),
-            Source::Seed(seed, _) => Setup::of_seed(*seed),
+            Source::List(list) => RunProperties::of_list(list),
+            Source::Seed(seed, _) => RunProperties::of_seed(*seed),
         }
     }
 }
 
 /// Location of the directories.
-enum Ground {
+enum BenchStorage {
     Image(Image),
     /// Supports power cuts; slower.
     Disk(Arc<CutDisk>),
 }
 
 /// Fresh directories on one image.
-pub struct Bench {
-    ground: Ground,
+pub struct ModelBench {
+    ground: BenchStorage,
     opts: Option<MountOpts>,
     next: AtomicU64,
     counts: Mutex<Counts>,
@@ -65,8 +65,8 @@ fn number(variable: &str) -> Option<u64> {
         .and_then(|value| value.parse().ok())
 }
 
-impl Bench {
-    pub fn new(variant: Variant) -> Bench {
+impl ModelBench {
+    pub fn new(variant: Variant) -> ModelBench {
         let opts = MountOpts {
             limit: RUN_LIMIT,
             ..MountOpts::new(variant.io).packing().comparing()
@@ -76,8 +76,8 @@ impl Bench {
         } else {
             opts
         };
-        Bench {
-            ground: Ground::Image(Image::of(variant.fs)),
+        ModelBench {
+            ground: BenchStorage::Image(Image::of(variant.fs)),
             opts: Some(opts),
             next: AtomicU64::new(1),
             counts: Mutex::default(),
@@ -85,18 +85,18 @@ impl Bench {
     }
 
     /// A bench on a disk that supports power cuts.
-    pub fn cutting(variant: Variant) -> Bench {
-        Bench {
-            ground: Ground::Disk(Arc::new(CutDisk::new(variant.fs))),
-            ..Bench::new(variant)
+    pub fn cutting(variant: Variant) -> ModelBench {
+        ModelBench {
+            ground: BenchStorage::Disk(Arc::new(CutDisk::new(variant.fs))),
+            ..ModelBench::new(variant)
         }
     }
 
     /// A bench without a mount, which compares the model with the filesystem itself.
-    pub fn plain(variant: Variant) -> Bench {
-        Bench {
+    pub fn plain(variant: Variant) -> ModelBench {
+        ModelBench {
             opts: None,
-            ..Bench::new(variant)
+            ..ModelBench::new(variant)
         }
     }
 
@@ -108,17 +108,17 @@ impl Bench {
     fn once(&self, source: &Source<'_>) -> Result<(), Failure> {
         let name = format!("p{}", self.next.fetch_add(1, Ordering::Relaxed));
         let dir = match &self.ground {
-            Ground::Image(image) => image.dir(&name),
-            Ground::Disk(disk) => disk.path().join(name),
+            BenchStorage::Image(image) => image.dir(&name),
+            BenchStorage::Disk(disk) => disk.path().join(name),
         };
         std::fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         let mut done = Vec::new();
         let setup = source.setup();
         let opts = self.opts.as_ref().map(|opts| setup.opts(opts));
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let mut world = World::new(&dir, opts.as_ref());
+            let mut world = ModelRun::new(&dir, opts.as_ref());
             world.watch = setup.watch;
-            if let Ground::Disk(disk) = &self.ground {
+            if let BenchStorage::Disk(disk) = &self.ground {
                 world.disk = Some(Arc::clone(disk));
             }
             let result = drive(&mut world, source, &mut done);
@@ -284,8 +284,8 @@ fn now() -> u64 {
 }
 
 /// Draws or reads operations and performs them; `done` receives those performed.
-fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(), String> {
-    let mut step = |world: &mut World, op: Op| {
+fn drive(world: &mut ModelRun, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(), String> {
+    let mut step = |world: &mut ModelRun, op: Op| {
         done.push(op.clone());
         world
             .run(&op)
@@ -295,7 +295,7 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
         Source::List(list) => list.iter().try_for_each(|op| step(world, op.clone()))?,
         Source::Seed(seed, length) => {
             let mut generator = Generator::new(*seed);
-            if let Some(op) = Setup::of_seed(*seed).op() {
+            if let Some(op) = RunProperties::of_seed(*seed).op() {
                 step(world, op)?;
             }
             for _ in 0..*length {

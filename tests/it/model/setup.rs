@@ -9,30 +9,30 @@ const TRIPWIRE_VARIABLE: &str = "CKPTFS_TRIPWIRE";
 
 /// The properties of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Setup {
+pub struct RunProperties {
     /// The tripwire is on, so the daemon makes checkpoints.
     pub marks: bool,
     /// Views are checked after each operation.
     pub watch: bool,
 }
 
-impl Setup {
+impl RunProperties {
     /// Derives the properties from a seed; six successive seeds cover all combinations.
-    pub fn of_seed(seed: u64) -> Setup {
-        Setup {
+    pub fn of_seed(seed: u64) -> RunProperties {
+        RunProperties {
             marks: seed % 3 == 1,
             watch: seed.is_multiple_of(2),
         }
     }
 
     /// Reads the properties from a list.
-    pub fn of_list(list: &[Op]) -> Setup {
+    pub fn of_list(list: &[Op]) -> RunProperties {
         let has = |word: &str| {
             list.iter()
                 .filter(|op| op.verb == Verb::With)
                 .any(|op| op.paths.iter().any(|path| path == word))
         };
-        Setup {
+        RunProperties {
             marks: has("marks"),
             watch: has("watch"),
         }

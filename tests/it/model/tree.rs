@@ -90,14 +90,14 @@ pub struct Model {
     pub held: BTreeSet<Id>,
 }
 
-pub type Answer<T> = Result<T, Errno>;
+pub type OpResult<T> = Result<T, Errno>;
 
 impl Tree {
     pub fn node(&self, id: Id) -> &Node {
         self.nodes.get(&id).expect("every id has a node")
     }
 
-    fn child(&self, dir: Id, name: &[u8]) -> Answer<Option<Id>> {
+    fn child(&self, dir: Id, name: &[u8]) -> OpResult<Option<Id>> {
         match &self.node(dir).body {
             Body::Dir(names) if name.len() <= 255 => Ok(names.get(name).copied()),
             Body::Dir(_) => Err(Errno::NAMETOOLONG),
@@ -108,7 +108,7 @@ impl Tree {
     }
 
     /// Returns the node at a path, without following a final symbolic link.
-    pub fn lookup(&self, path: &[u8]) -> Answer<Id> {
+    pub fn lookup(&self, path: &[u8]) -> OpResult<Id> {
         if path == b"." {
             return Ok(ROOT);
         }
@@ -117,13 +117,13 @@ impl Tree {
     }
 
     /// Returns the directory of a path, the last component, and its node.
-    pub fn resolve(&self, path: &[u8]) -> Answer<(Id, Vec<u8>, Option<Id>)> {
+    pub fn resolve(&self, path: &[u8]) -> OpResult<(Id, Vec<u8>, Option<Id>)> {
         let (dir, name) = self.parent(path)?;
         let child = self.child(dir, &name)?;
         Ok((dir, name, child))
     }
 
-    fn parent(&self, path: &[u8]) -> Answer<(Id, Vec<u8>)> {
+    fn parent(&self, path: &[u8]) -> OpResult<(Id, Vec<u8>)> {
         let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
             Some(slash) => (self.lookup(&path[..slash])?, &path[slash + 1..]),
             None => (ROOT, path),
@@ -238,7 +238,7 @@ impl Model {
     }
 
     /// Creates an inode with a name.
-    pub fn make(&mut self, path: &[u8], body: Body, mode: u32) -> Answer<Id> {
+    pub fn make(&mut self, path: &[u8], body: Body, mode: u32) -> OpResult<Id> {
         let (dir, name, there) = self.tree.resolve(path)?;
         if there.is_some() {
             return Err(Errno::EXIST);
@@ -267,7 +267,7 @@ impl Model {
         Ok(id)
     }
 
-    pub fn link(&mut self, from: &[u8], to: &[u8]) -> Answer<()> {
+    pub fn link(&mut self, from: &[u8], to: &[u8]) -> OpResult<()> {
         let id = self.tree.lookup(from)?;
         let (dir, name, there) = self.tree.resolve(to)?;
         if there.is_some() {
@@ -286,7 +286,7 @@ impl Model {
     }
 
     /// unlink(2) or rmdir(2).
-    pub fn remove(&mut self, path: &[u8], want_dir: bool) -> Answer<()> {
+    pub fn remove(&mut self, path: &[u8], want_dir: bool) -> OpResult<()> {
         let (dir, name, there) = self.tree.resolve(path)?;
         let id = there.ok_or(Errno::NOENT)?;
         match (self.tree.node(id).is_dir(), want_dir) {
@@ -323,7 +323,7 @@ impl Model {
         to: &[u8],
         noreplace: bool,
         exchange: bool,
-    ) -> Answer<()> {
+    ) -> OpResult<()> {
         let (from_dir, from_name) = self.tree.parent(from)?;
         let (to_dir, to_name) = self.tree.parent(to)?;
         let source = self.tree.child(from_dir, &from_name)?.ok_or(Errno::NOENT)?;
@@ -374,7 +374,7 @@ impl Model {
         Ok(())
     }
 
-    fn check_replace(&self, source: Id, target: Id) -> Answer<()> {
+    fn check_replace(&self, source: Id, target: Id) -> OpResult<()> {
         match (
             self.tree.node(source).is_dir(),
             self.tree.node(target).is_dir(),
@@ -387,7 +387,7 @@ impl Model {
     }
 
     /// Opens a regular file for writing by path.
-    pub fn file(&self, path: &[u8], create: bool) -> Answer<Option<Id>> {
+    pub fn file(&self, path: &[u8], create: bool) -> OpResult<Option<Id>> {
         let (dir, _, there) = self.tree.resolve(path)?;
         let Some(id) = there else {
             return if create { Ok(None) } else { Err(Errno::NOENT) };

@@ -14,13 +14,13 @@ use super::calls::{actual, open, write_all};
 use super::counts::Counts;
 use super::cut::CutDisk;
 use super::expected::expected;
-use super::generate::Scene;
+use super::generate::DrawContext;
 use super::map::Mapping;
 use super::marks::destroys;
-use super::observe::{Times, absolute};
+use super::observe::{StampTimes, absolute};
 use super::ops::{Op, Verb, bytes};
 use super::setup::has_tripwire;
-use super::tree::{Answer, Id, Model, Tree};
+use super::tree::{Id, Model, OpResult, Tree};
 use crate::common::{Io, Mount, MountOpts, OpenStore};
 
 /// Maximum number of open handles.
@@ -63,7 +63,7 @@ pub struct ViewFile {
 }
 
 /// A checkpoint and the expected tree.
-pub struct Snap {
+pub struct ModelCheckpoint {
     pub id: u64,
     /// Requested by a user: may be `latest`. Not a guard, nor made by the daemon.
     pub asked: bool,
@@ -87,7 +87,7 @@ pub struct Mounted {
 
 /// A directory, its model, and all open files. Without a mount it is an ordinary directory, which
 /// tests the model itself.
-pub struct World {
+pub struct ModelRun {
     // Dropped first: open files keep the mount busy.
     pub handles: [Option<Handle>; HANDLES],
     pub maps: [Option<Mapped>; MAPS],
@@ -95,10 +95,10 @@ pub struct World {
     pub mounted: Option<Mounted>,
     pub root: PathBuf,
     pub model: Model,
-    pub times: Times,
-    pub snaps: Vec<Snap>,
+    pub times: StampTimes,
+    pub snaps: Vec<ModelCheckpoint>,
     /// Tripwire marks whose expected content is known.
-    pub marks: Vec<Snap>,
+    pub marks: Vec<ModelCheckpoint>,
     /// Newest mark seen.
     pub mark_newest: u64,
     pub tags: u64,
@@ -120,8 +120,8 @@ pub fn data(seed: u64, length: u64) -> Vec<u8> {
         .collect()
 }
 
-impl World {
-    pub fn new(root: &Path, opts: Option<&MountOpts>) -> World {
+impl ModelRun {
+    pub fn new(root: &Path, opts: Option<&MountOpts>) -> ModelRun {
         rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory can be changed");
         let passthrough = opts.is_some_and(|opts| opts.io == Io::Passthrough);
         let mounted = opts.map(|opts| Mounted {
@@ -132,14 +132,14 @@ impl World {
         if mounted.is_some() {
             OpenStore::of(root).configure(SETTINGS);
         }
-        World {
+        ModelRun {
             mounted,
-            ..World::plain(root, Model::new(), Times::default())
+            ..ModelRun::plain(root, Model::new(), StampTimes::default())
         }
     }
 
-    fn plain(root: &Path, model: Model, times: Times) -> World {
-        World {
+    fn plain(root: &Path, model: Model, times: StampTimes) -> ModelRun {
+        ModelRun {
             root: root.to_owned(),
             mounted: None,
             model,
@@ -161,13 +161,13 @@ impl World {
     }
 
     /// Returns the model of a branch of this tree, served at `root` by another mount.
-    pub fn branch(&mut self, root: &Path) -> World {
+    pub fn branch(&mut self, root: &Path) -> ModelRun {
         let model = Model {
             tree: self.model.tree.reachable(),
             counter: self.model.counter.apart(),
             held: BTreeSet::new(),
         };
-        World::plain(root, model, self.times.clone())
+        ModelRun::plain(root, model, self.times.clone())
     }
 
     /// Unmounts until an operation needs the mount.
@@ -215,7 +215,7 @@ impl World {
     }
 
     /// Returns the state from which operations are drawn.
-    pub fn scene(&self) -> Scene<'_> {
+    pub fn scene(&self) -> DrawContext<'_> {
         // In a passthrough mount a write clears set-id bits that were set while the file is open
         // (docs/semantics.md; tests/it/posix/setid.rs has the full table).
         let open =
@@ -224,7 +224,7 @@ impl World {
             .mounted
             .as_ref()
             .is_some_and(|mounted| mounted.passthrough);
-        Scene {
+        DrawContext {
             tree: &self.model.tree,
             past: self.snaps.iter().map(|snap| &snap.tree).collect(),
             set_ids: !(open && passthrough),
@@ -532,8 +532,8 @@ impl World {
 }
 
 /// Compares the results of an operation.
-pub fn same(expected: Answer<()>, actual: Answer<()>) -> Result<(), String> {
-    let shown = |answer: Answer<()>| {
+pub fn same(expected: OpResult<()>, actual: OpResult<()>) -> Result<(), String> {
+    let shown = |answer: OpResult<()>| {
         answer.map_or_else(|errno| errno.to_string(), |()| "success".to_owned())
     };
     // For a directory that is not empty POSIX allows both errors.

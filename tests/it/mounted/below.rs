@@ -54,17 +54,17 @@ cd .
 }
 
 /// A process started before the mount, killed when dropped.
-struct Before(Child);
+struct EarlierProcess(Child);
 
-impl Before {
-    fn start(program: &str, arguments: &[&str], dir: &Path) -> Before {
+impl EarlierProcess {
+    fn start(program: &str, arguments: &[&str], dir: &Path) -> EarlierProcess {
         let child = tool(program, arguments)
             .current_dir(dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        Before(child)
+        EarlierProcess(child)
     }
 
     fn pid(&self) -> u64 {
@@ -72,7 +72,7 @@ impl Before {
     }
 }
 
-impl Drop for Before {
+impl Drop for EarlierProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -104,12 +104,12 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     );
     rig.mount.umount();
     let dir = rig.path().to_owned();
-    let shell = Before::start("sleep", &["600"], &dir.join("sub"));
-    let reader = Before::start("sh", &["-c", "exec 7<read; exec sleep 600"], &dir);
+    let shell = EarlierProcess::start("sleep", &["600"], &dir.join("sub"));
+    let reader = EarlierProcess::start("sh", &["-c", "exec 7<read; exec sleep 600"], &dir);
     // The new namespace has copies of other tests' mounts, which would prevent their unmount.
     let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 600";
     let place = crate::common::scratch();
-    let container = Before::start(
+    let container = EarlierProcess::start(
         "unshare",
         &[
             "-m",
@@ -198,13 +198,13 @@ threading.Thread(target=work, daemon=False).start()
 if how == "leader": libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)     # exit(2) of this thread alone
 "#;
 
-struct Hidden {
+struct HiddenWriter {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Hidden {
-    fn start(path: &Path, how: &str) -> Hidden {
+impl HiddenWriter {
+    fn start(path: &Path, how: &str) -> HiddenWriter {
         let mut python = tool("python3", &["-c", HIDDEN]);
         let mut child = python
             .arg(path)
@@ -214,7 +214,7 @@ impl Hidden {
             .spawn()
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
-        let mut hidden = Hidden { child, output };
+        let mut hidden = HiddenWriter { child, output };
         hidden.says("ready");
         hidden
     }
@@ -236,7 +236,7 @@ impl Hidden {
     }
 }
 
-impl Drop for Hidden {
+impl Drop for HiddenWriter {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -257,7 +257,7 @@ fn who_hides_below_the_mount_is_found(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         for (name, how) in names.into_iter().zip(["table", "leader", "leader"]) {
             fs::write(dir.join(name), [b'0'; 64]).unwrap();
-            hidden.push(Hidden::start(&dir.join(name), how));
+            hidden.push(HiddenWriter::start(&dir.join(name), how));
         }
     });
     for round in [b'1', b'3'] {

@@ -19,19 +19,19 @@ for_each_variant! { all =>
 }
 
 /// A tmpfs with one file, unmounted when dropped.
-struct Mounted(PathBuf);
+struct InnerTestMount(PathBuf);
 
-impl Mounted {
-    fn at(path: PathBuf) -> Mounted {
+impl InnerTestMount {
+    fn at(path: PathBuf) -> InnerTestMount {
         rustix::mount::mount("none", &path, "tmpfs", MountFlags::empty(), None).expect("tmpfs");
         fs::write(path.join("data"), "precious").unwrap();
-        Mounted(path)
+        InnerTestMount(path)
     }
 
     /// Bind-mounts a file over a file.
-    fn over(file: PathBuf, from: &Path) -> Mounted {
+    fn over(file: PathBuf, from: &Path) -> InnerTestMount {
         rustix::mount::mount_bind(from, &file).expect("a bind mount");
-        Mounted(file)
+        InnerTestMount(file)
     }
 
     fn is_there(&self) -> bool {
@@ -39,7 +39,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for InnerTestMount {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
     }
@@ -63,8 +63,8 @@ fn a_restore_leaves_what_is_mounted_in_the_tree(v: Variant) {
     fs::write(root.join("conf"), "2").unwrap();
     fs::rename(root.join("a"), root.join("b")).unwrap();
     let mounts = ["cache", "new/deep/cache", "b/vol", "kept"];
-    let mounts = mounts.map(|path| Mounted::at(root.join(path)));
-    let _conf = Mounted::over(root.join("conf"), &outside);
+    let mounts = mounts.map(|path| InnerTestMount::at(root.join(path)));
+    let _conf = InnerTestMount::over(root.join("conf"), &outside);
     let stay = |after: &str| {
         for mount in &mounts {
             assert!(
@@ -114,7 +114,7 @@ fn a_merge_that_would_detach_a_mount_is_refused(v: Variant) {
     let branch = PathBuf::from(branch.as_str().expect("a path"));
     fs::remove_dir_all(branch.join("sub")).unwrap();
     fs::write(branch.join("f"), "2").unwrap();
-    let mounted = Mounted::at(root.join("sub/vol"));
+    let mounted = InnerTestMount::at(root.join("sub/vol"));
     let refused = rig.mount.run(&["merge", "b"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success(), "{said}");
@@ -133,8 +133,8 @@ fn what_was_mounted_before_is_there_and_comes_back(v: Variant) {
         fs::create_dir_all(dir.join("sub/vol")).unwrap();
         fs::write(dir.join("conf"), "hidden").unwrap();
         fs::write(dir.join("f"), "1").unwrap();
-        before.push(Mounted::at(dir.join("sub/vol")));
-        before.push(Mounted::over(dir.join("conf"), &dir.join("f")));
+        before.push(InnerTestMount::at(dir.join("sub/vol")));
+        before.push(InnerTestMount::over(dir.join("conf"), &dir.join("f")));
         if v.fs == Fs::Btrfs {
             for subvolume in ["volume", "sub/volume"] {
                 let made = Command::new("btrfs")

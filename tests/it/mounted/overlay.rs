@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::Plan;
+use ckptfs::internals::sys::fault::FaultPlan;
 use rustix::fs::{CWD, RenameFlags};
 
 use super::support::{errno, get, put, sh};
@@ -41,7 +41,7 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
         rig.mount.checkpoint()
     };
     begin(&rig);
-    rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
+    rig.fault(Some(FaultPlan::nth(0, Errno::ENOSPC)));
     rename(&rig).expect("a rename with a whiteout");
     let (calls, _) = rig.fault(None);
     let [mut before, mut after] = [0; 2];
@@ -53,9 +53,9 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
         let id = begin(&rig);
         let then = tree_of(&rig.view(id));
         rig.mount.kill_holder();
-        let plan = Plan {
+        let plan = FaultPlan {
             kill: true,
-            ..Plan::nth(nth, Errno::ENOSPC)
+            ..FaultPlan::nth(nth, Errno::ENOSPC)
         };
         rig.fault(Some(plan));
         let answered = rename(&rig).is_ok();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ckptfs::Client;
 use ckptfs::api::Fault;
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
 use super::support::{Mapping, noise, put, said, sh};
 use crate::common::space::free;
@@ -191,9 +191,9 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
     files
         .iter()
         .for_each(|file| file.write_all_at(b"new", 0).unwrap());
-    let plan = Plan {
+    let plan = FaultPlan {
         kill: true,
-        ..Plan::nth(3, Errno::EIO).only(Call::Clone)
+        ..FaultPlan::nth(3, Errno::EIO).only(CallKind::Clone)
     };
     let set_plan = |plan| {
         Client::connect(File::open(root.join(".ckptfs")).unwrap())

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::support::{Slot, checkpoint, connect};
+use super::support::{SuiteDir, checkpoint, connect};
 use crate::common::command::copy_program;
 use crate::common::strace::Strace;
 use crate::common::{Io, Variant, for_each_variant, skip};
@@ -13,11 +13,11 @@ use crate::common::{Io, Variant, for_each_variant, skip};
 for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read, a_slow_clone_is_of_one_instant_all_the_same }
 
 /// A running copy of `sleep`, killed on drop.
-struct Running(Child);
+struct RunningProgram(Child);
 
-impl Running {
-    fn start(program: &Path) -> Running {
-        Running(
+impl RunningProgram {
+    fn start(program: &Path) -> RunningProgram {
+        RunningProgram(
             Command::new(program)
                 .arg("600")
                 .stdin(Stdio::null())
@@ -27,7 +27,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -50,7 +50,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     copy_program(Path::new(sleep), &program);
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let bytes = fs::read(&program).unwrap();
-    let running = Running::start(&program);
+    let running = RunningProgram::start(&program);
     // The standard library rejects O_TRUNC without write access.
     let empty = || {
         OpenOptions::new()
@@ -85,7 +85,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
 /// Failed before: with fsx stopped, a checkpoint reported `atomic: false`. On a busy disk the first
 /// clone used the whole time limit of a cut, which gave up without checking for changes.
 fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
-    let said = Slot::new("strace");
+    let said = SuiteDir::new("strace");
     let rig = v.start();
     let file = OpenOptions::new()
         .read(true)

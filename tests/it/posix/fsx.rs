@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ckptfs::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{Slot, checkpoint, connect, suite};
+use super::support::{SuiteDir, checkpoint, connect, suite};
 use crate::common::random::{is_long, told_seed};
 use crate::common::wait::wait_longer;
 use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
@@ -203,12 +203,12 @@ enum Expected {
 
 /// The checkpoints of one run.
 #[derive(Default)]
-struct Kept {
+struct ExpectedViews {
     by_id: BTreeMap<u64, Expected>,
     not_atomic: u64,
 }
 
-impl Kept {
+impl ExpectedViews {
     /// Makes a checkpoint with fsx stopped, and copies the live file.
     fn stopped(&mut self, rig: &Rig, client: &mut Client) {
         let info = checkpoint(client);
@@ -278,10 +278,10 @@ fn start(v: Variant, plan: Plan) -> Rig {
 }
 
 /// Runs fsx to its end, with a checkpoint every 50 ms, every other one with fsx stopped.
-fn run(rig: &Rig, plan: Plan) -> Kept {
-    let artifacts = Slot::new("fsx");
+fn run(rig: &Rig, plan: Plan) -> ExpectedViews {
+    let artifacts = SuiteDir::new("fsx");
     let mut client = connect(rig.path());
-    let mut kept = Kept::default();
+    let mut kept = ExpectedViews::default();
     let mut fsx = Fsx::start(plan, &rig.path().join("f"), artifacts.path());
     let (began, mut turn, mut took) = (Instant::now(), 0u64, Duration::ZERO);
     while fsx.ended().is_none() {
@@ -383,7 +383,7 @@ fn views_of_a_file_that_fsx_changes(v: Variant) {
 }
 
 fn the_plain_filesystem_passes(v: Variant) {
-    let (image, artifacts) = (Image::of(v.fs), Slot::new("fsx"));
+    let (image, artifacts) = (Image::of(v.fs), SuiteDir::new("fsx"));
     for config in ["fsx.toml", "fsx-small.toml"] {
         let plan = Plan {
             config,

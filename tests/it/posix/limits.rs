@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, linkat};
 
 use crate::common::{
-    Caller, Image, Mount, MountOpts, Variant, caller, for_each_variant, stdout_of, tool,
+    CallerCreds, Image, Mount, MountOpts, Variant, caller, for_each_variant, stdout_of, tool,
 };
 
 for_each_variant! { xfs => links_fail_as_they_do_elsewhere, any_number_of_names }
@@ -50,7 +50,7 @@ fn as_many_files_as_a_process_may_open(v: Variant) {
     assert_eq!(here, plain);
 }
 
-const USER: Caller = caller("user", 4001, 4001, &[], false);
+const USER: CallerCreds = caller("user", 4001, 4001, &[], false);
 
 fn errno(result: rustix::io::Result<()>) -> Option<i32> {
     result.err().map(|errno| {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::exclusions::Verdicts;
-use super::support::{Slot, between_checkpoints, suite};
+use super::support::{SuiteDir, between_checkpoints, suite};
 use crate::common::command::write_script;
 use crate::common::random::is_long;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
@@ -40,20 +40,20 @@ type Results = BTreeMap<String, Ended>;
 
 /// The environment of the suite.
 struct Setting {
-    dir: Slot,
+    dir: SuiteDir,
     /// A directory of another filesystem.
-    other: Slot,
+    other: SuiteDir,
     /// Contains a link to the directory under test, because the suite binds sockets, whose paths
     /// are limited to 107 bytes (unix(7)).
-    short: Slot,
+    short: SuiteDir,
 }
 
 impl Setting {
     fn new() -> Setting {
         let setting = Setting {
-            dir: Slot::new("suite"),
-            other: Slot::new("other"),
-            short: Slot::short(),
+            dir: SuiteDir::new("suite"),
+            other: SuiteDir::new("other"),
+            short: SuiteDir::short(),
         };
         let users = two_users();
         for (name, remount) in [("plain.toml", false), ("remount.toml", true)] {

@@ -31,9 +31,9 @@ for_each_variant! { reflink => every_probe }
 for_each_variant! { branch => every_probe }
 
 /// The result of a probe: a value that is the same wherever the call works, or the error.
-type Found = io::Result<String>;
+type ProbeResult = io::Result<String>;
 /// A call in a directory of its own.
-type Probe = fn(&Path) -> Found;
+type Probe = fn(&Path) -> ProbeResult;
 
 fn every_probe(v: Variant) {
     let image = Image::of(v.fs);
@@ -144,7 +144,7 @@ fn hash(path: &Path) -> io::Result<String> {
     Ok(blake3::hash(&fs::read(path)?).to_hex().as_str()[..8].to_owned())
 }
 
-fn tmpfile(dir: &Path) -> Found {
+fn tmpfile(dir: &Path) -> ProbeResult {
     let file = File::from(open(
         dir,
         OFlags::RDWR | OFlags::TMPFILE,
@@ -163,7 +163,7 @@ fn via(file: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
-fn tmpfile_gets_a_name(dir: &Path) -> Found {
+fn tmpfile_gets_a_name(dir: &Path) -> ProbeResult {
     let file = File::from(open(
         dir,
         OFlags::RDWR | OFlags::TMPFILE,
@@ -173,14 +173,14 @@ fn tmpfile_gets_a_name(dir: &Path) -> Found {
     Ok(format!("{}", fs::metadata(dir.join("f"))?.nlink()))
 }
 
-fn clone(dir: &Path) -> Found {
+fn clone(dir: &Path) -> ProbeResult {
     let from = create(&dir.join("from"), &[7; 10_000])?;
     let to = create(&dir.join("to"), b"")?;
     rustix::fs::ioctl_ficlone(&to, &from)?;
     hash(&dir.join("to"))
 }
 
-fn fallocate(dir: &Path, how: FallocateFlags) -> Found {
+fn fallocate(dir: &Path, how: FallocateFlags) -> ProbeResult {
     let path = dir.join("f");
     let file = create(
         &path,
@@ -198,7 +198,7 @@ fn fallocate(dir: &Path, how: FallocateFlags) -> Found {
     Ok(format!("{} {}", file.metadata()?.len(), hash(&path)?))
 }
 
-fn rename(dir: &Path, how: RenameFlags) -> Found {
+fn rename(dir: &Path, how: RenameFlags) -> ProbeResult {
     let (a, b, c) = (dir.join("a"), dir.join("b"), dir.join("c"));
     create(&a, b"a")?;
     create(&b, b"b")?;
@@ -219,7 +219,7 @@ fn rename(dir: &Path, how: RenameFlags) -> Found {
     ))
 }
 
-fn extent_map(dir: &Path) -> Found {
+fn extent_map(dir: &Path) -> ProbeResult {
     create(&dir.join("f"), &[7; 10_000])?.sync_all()?;
     let output = run_limited(
         tool("xfs_io", &["-r", "-c", "fiemap"]).arg(dir.join("f")),
@@ -233,7 +233,7 @@ fn extent_map(dir: &Path) -> Found {
     }
 }
 
-fn holes(dir: &Path) -> Found {
+fn holes(dir: &Path) -> ProbeResult {
     let file = create(&dir.join("f"), b"")?;
     file.write_all_at(&[1; 4096], 1 << 20)?;
     file.set_len(4 << 20)?;
@@ -257,7 +257,7 @@ fn holes(dir: &Path) -> Found {
     ))
 }
 
-fn copy_range_over_the_end(dir: &Path) -> Found {
+fn copy_range_over_the_end(dir: &Path) -> ProbeResult {
     let from = create(&dir.join("from"), &[7; 10_000])?;
     let to = create(&dir.join("to"), b"")?;
     let (mut at, mut end) = (9_000, 10_000);
@@ -273,7 +273,7 @@ fn copy_range_over_the_end(dir: &Path) -> Found {
     ))
 }
 
-fn copy_range_in_one_file(dir: &Path) -> Found {
+fn copy_range_in_one_file(dir: &Path) -> ProbeResult {
     let file = create(
         &dir.join("f"),
         &(0..20_000u32)
@@ -293,7 +293,7 @@ fn copy_range_in_one_file(dir: &Path) -> Found {
     ))
 }
 
-fn pwrite_appends(dir: &Path) -> Found {
+fn pwrite_appends(dir: &Path) -> ProbeResult {
     create(&dir.join("f"), b"first ")?;
     let file = OpenOptions::new().append(true).open(dir.join("f"))?;
     file.write_at(b"second", 0)?;
@@ -309,7 +309,7 @@ fn direct(dir: &Path) -> io::Result<File> {
         .open(dir.join("f"))
 }
 
-fn direct_io(dir: &Path) -> Found {
+fn direct_io(dir: &Path) -> ProbeResult {
     let file = direct(dir)?;
     // The start of a page within a larger buffer.
     let mut buffer = vec![5u8; 3 * 4096];
@@ -325,7 +325,7 @@ fn direct_io(dir: &Path) -> Found {
     ))
 }
 
-fn direct_io_unaligned(dir: &Path) -> Found {
+fn direct_io_unaligned(dir: &Path) -> ProbeResult {
     let file = direct(dir)?;
     let mut buffer = vec![5u8; 3 * 4096];
     let start = buffer.as_ptr().align_offset(4096);
@@ -338,7 +338,7 @@ fn direct_io_unaligned(dir: &Path) -> Found {
     ))
 }
 
-fn vectors_with_flags(dir: &Path) -> Found {
+fn vectors_with_flags(dir: &Path) -> ProbeResult {
     use rustix::io::ReadWriteFlags;
     let file = create(&dir.join("f"), b"text")?;
     let write = |flags, at| {
@@ -362,7 +362,7 @@ fn vectors_with_flags(dir: &Path) -> Found {
     ))
 }
 
-fn largest_file(dir: &Path) -> Found {
+fn largest_file(dir: &Path) -> ProbeResult {
     let file = create(&dir.join("f"), b"")?;
     let sizes = [1 << 40, (1 << 62) - 1, i64::MAX as u64].map(|size| said(file.set_len(size)));
     file.set_len(0)?;
@@ -377,7 +377,7 @@ fn largest_file(dir: &Path) -> Found {
     ))
 }
 
-fn link_of_a_link(dir: &Path) -> Found {
+fn link_of_a_link(dir: &Path) -> ProbeResult {
     symlink("nowhere", dir.join("link"))?;
     linkat(
         CWD,
@@ -401,7 +401,7 @@ fn link_of_a_link(dir: &Path) -> Found {
     ))
 }
 
-fn link_of_a_descriptor(dir: &Path) -> Found {
+fn link_of_a_descriptor(dir: &Path) -> ProbeResult {
     let file = create(&dir.join("f"), b"text")?;
     linkat(&file, "", CWD, dir.join("second"), AtFlags::EMPTY_PATH)?;
     fs::remove_file(dir.join("f"))?;
@@ -411,7 +411,7 @@ fn link_of_a_descriptor(dir: &Path) -> Found {
     Ok(said(gone))
 }
 
-fn unlinked_file(dir: &Path) -> Found {
+fn unlinked_file(dir: &Path) -> ProbeResult {
     let file = create(&dir.join("f"), b"text")?;
     fs::remove_file(dir.join("f"))?;
     file.set_len(1000)?;
@@ -438,7 +438,7 @@ fn unlinked_file(dir: &Path) -> Found {
     ))
 }
 
-fn removed_directory(dir: &Path) -> Found {
+fn removed_directory(dir: &Path) -> ProbeResult {
     let path = dir.join("d");
     fs::create_dir(&path)?;
     let held = open(&path, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())?;
@@ -463,7 +463,7 @@ fn removed_directory(dir: &Path) -> Found {
     ))
 }
 
-fn open_flags(dir: &Path) -> Found {
+fn open_flags(dir: &Path) -> ProbeResult {
     create(&dir.join("f"), b"text")?;
     symlink("f", dir.join("link"))?;
     symlink("none", dir.join("dangling"))?;
@@ -488,7 +488,7 @@ fn open_flags(dir: &Path) -> Found {
     Ok(format!("{} {}", all.join(", "), fs::read_dir(dir)?.count()))
 }
 
-fn odd_names(dir: &Path) -> Found {
+fn odd_names(dir: &Path) -> ProbeResult {
     let make = |name: &str| said(create(&dir.join(name), b""));
     let target = |length| said(symlink("t".repeat(length), dir.join(format!("l{length}"))));
     let all = [
@@ -511,7 +511,7 @@ fn odd_names(dir: &Path) -> Found {
     Ok(format!("{} {} {inside}", all.join(" "), dots.join(" ")))
 }
 
-fn device(dir: &Path) -> Found {
+fn device(dir: &Path) -> ProbeResult {
     let path = dir.join("null");
     mknodat(
         CWD,
@@ -537,12 +537,12 @@ fn script(dir: &Path) -> PathBuf {
     path
 }
 
-fn program(dir: &Path) -> Found {
+fn program(dir: &Path) -> ProbeResult {
     let output = Command::new(script(dir)).arg("hello").output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn program_being_written(dir: &Path) -> Found {
+fn program_being_written(dir: &Path) -> ProbeResult {
     let path = script(dir);
     let _writer = OpenOptions::new().write(true).open(&path)?;
     let refused = Command::new(path).output();
@@ -553,7 +553,7 @@ fn program_being_written(dir: &Path) -> Found {
 }
 
 /// The inode numbers of a listing equal those of stat.
-fn numbers_of_a_listing(dir: &Path) -> Found {
+fn numbers_of_a_listing(dir: &Path) -> ProbeResult {
     create(&dir.join("f"), b"")?;
     fs::create_dir(dir.join("d"))?;
     symlink("f", dir.join("l"))?;
@@ -573,7 +573,7 @@ fn numbers_of_a_listing(dir: &Path) -> Found {
     Ok(same.join(", "))
 }
 
-fn syncs(dir: &Path) -> Found {
+fn syncs(dir: &Path) -> ProbeResult {
     create(&dir.join("f"), b"text")?;
     let file = File::open(dir.join("f"))?;
     let held = File::open(dir)?;

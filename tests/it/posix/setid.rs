@@ -16,8 +16,10 @@ use std::sync::Barrier;
 
 use rustix::fs::{FallocateFlags, XattrFlags};
 
-use super::map::Map;
-use crate::common::{Caller, Fs, Image, Io, Mount, MountOpts, Variant, caller, for_each_variant};
+use super::map::SharedMapping;
+use crate::common::{
+    CallerCreds, Fs, Image, Io, Mount, MountOpts, Variant, caller, for_each_variant,
+};
 
 for_each_variant! { reflink => every_row, a_holder_from_before }
 for_each_variant! { branch => every_row, a_holder_from_before }
@@ -26,7 +28,7 @@ const OWNER: u32 = 4001;
 const GROUP: u32 = 4002;
 const STRANGER: u32 = 4003;
 
-const CALLERS: [Caller; 9] = [
+const CALLERS: [CallerCreds; 9] = [
     caller("root", 0, 0, &[], true),
     caller("root without CAP_FSETID", 0, 0, &[], false),
     caller("owner with CAP_FSETID", OWNER, STRANGER, &[], true),
@@ -108,7 +110,7 @@ const CALLS: &[(&str, Call)] = &[
         Ok(rustix::fs::copy_file_range(&from, Some(&mut 0), file, Some(&mut 0), 4096).map(drop)?)
     }),
     ("store through a mapping", |_, file| {
-        Map::new(file.try_clone()?, 4096).store(0, 7);
+        SharedMapping::new(file.try_clone()?, 4096).store(0, 7);
         Ok(())
     }),
     ("chown of nothing", |path, _| chown(path, None, None)),
@@ -179,7 +181,7 @@ const CAPABILITY: [u8; 20] = [
 const MODES: [u32; 6] = [0o4777, 0o2777, 0o6777, 0o6766, 0o2666, 0o6666];
 
 /// A tree to make calls in.
-struct Place<'a> {
+struct SetidTree<'a> {
     /// The root for the calls.
     root: &'a Path,
     /// The same tree below the mount.
@@ -188,7 +190,7 @@ struct Place<'a> {
     mount: Option<&'a Mount>,
 }
 
-impl Place<'_> {
+impl SetidTree<'_> {
     /// Returns the mode after a call, equal above and below the mount, and the call's error.
     fn left(&self, name: &str, said: io::Result<()>) -> String {
         let (here, below) = (
@@ -223,7 +225,7 @@ impl Place<'_> {
     fn call(
         &self,
         name: &str,
-        caller: Caller,
+        caller: CallerCreds,
         (mode, capability): (u32, bool),
         before: bool,
         call: Call,
@@ -274,7 +276,7 @@ fn errno_name(error: &io::Error) -> String {
 /// Each row by its name, with its result.
 type Rows = Vec<(String, String)>;
 
-fn calls(place: &Place<'_>, before: bool) -> Rows {
+fn calls(place: &SetidTree<'_>, before: bool) -> Rows {
     fs::write(place.root.join("from"), [b','; 4096]).expect("write");
     let mut rows = Rows::new();
     for (call_name, call) in CALLS {
@@ -346,7 +348,7 @@ const DIR_CALLS: &[(&str, &str, DirCall)] = &[
     }),
 ];
 
-fn dir_calls(place: &Place<'_>) -> Rows {
+fn dir_calls(place: &SetidTree<'_>) -> Rows {
     let mut rows = Rows::new();
     for (call_name, made, call) in DIR_CALLS {
         for caller in CALLERS {
@@ -369,8 +371,9 @@ fn dir_calls(place: &Place<'_>) -> Rows {
 
 /// The kernel sends chown(2) without an id like the request that precedes a write, which any
 /// process with the file open may make; on a file that is not open only the owner may.
-fn not_open(place: &Place<'_>) -> Rows {
-    let name = |caller: Caller| format!("chown of nothing of 6777 by {}, not open", caller.name);
+fn not_open(place: &SetidTree<'_>) -> Rows {
+    let name =
+        |caller: CallerCreds| format!("chown of nothing of 6777 by {}, not open", caller.name);
     for caller in CALLERS {
         let path = place.root.join(name(caller));
         fs::write(&path, [b'.'; 4096]).expect("write");
@@ -381,7 +384,7 @@ fn not_open(place: &Place<'_>) -> Rows {
     if let Some(mount) = place.mount {
         mount.all_is_closed();
     }
-    let row = |caller: Caller| {
+    let row = |caller: CallerCreds| {
         let name = name(caller);
         let path = place.root.join(&name);
         let left = place.left(&name, caller.does(|| chown(&path, None, None)));
@@ -391,14 +394,14 @@ fn not_open(place: &Place<'_>) -> Rows {
 }
 
 /// Compares the rows on the plain filesystem and through a mount of it; returns the former.
-fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
+fn compare(v: Variant, rows: fn(&SetidTree<'_>) -> Rows) -> Rows {
     let image = Image::of(v.fs);
     let (plain, project, mounted) = (
         image.dir("plain"),
         image.dir("project"),
         image.dir("mounted"),
     );
-    let expected = rows(&Place {
+    let expected = rows(&SetidTree {
         root: &plain,
         below: plain.clone(),
         mount: None,
@@ -412,7 +415,7 @@ fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     );
     let below = image.below();
     let place = mount.path().strip_prefix(image.path());
-    let found = rows(&Place {
+    let found = rows(&SetidTree {
         mount: Some(&mount),
         root: mount.path(),
         below: match mount.is_branch() {

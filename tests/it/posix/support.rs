@@ -45,16 +45,16 @@ pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
 }
 
 /// A temporary directory, removed on drop, or with the run directory if this process is killed.
-pub struct Slot {
+pub struct SuiteDir {
     path: PathBuf,
     _run: Arc<RunDir>,
 }
 
-impl Slot {
+impl SuiteDir {
     /// Creates a slot in the run directory, on a disk.
-    pub fn new(kind: &str) -> Slot {
+    pub fn new(kind: &str) -> SuiteDir {
         let run = RunDir::get();
-        Slot {
+        SuiteDir {
             path: run.slot(kind),
             _run: run,
         }
@@ -62,7 +62,7 @@ impl Slot {
 
     /// Creates a slot in `/tmp`, for short paths. Directories left there by a killed process are
     /// found by their `owner` file.
-    pub fn short() -> Slot {
+    pub fn short() -> SuiteDir {
         let path = tempfile::Builder::new()
             .prefix("ckptfs-test-")
             .tempdir_in("/tmp")
@@ -74,7 +74,7 @@ impl Slot {
         let start = process::start_of(pid).expect("this process is alive");
         fs::write(path.join("owner"), format!("{pid} {start}\n"))
             .expect("the directory is writable");
-        Slot {
+        SuiteDir {
             path,
             _run: RunDir::get(),
         }
@@ -85,7 +85,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for SuiteDir {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
             eprintln!("{} was not removed: {error}", self.path.display());

@@ -16,7 +16,7 @@ pub struct Proxy {
 
 /// Bytes forwarded on all connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Passed {
+pub struct ForwardedBytes {
     /// From the clients.
     pub sent: u64,
     /// From the server.
@@ -30,17 +30,20 @@ struct Counts {
 }
 
 /// Called with the counts before each chunk is forwarded; `false` cuts the connection.
-pub type Judge = dyn Fn(Passed) -> bool + Send + Sync;
+pub type ChunkFilter = dyn Fn(ForwardedBytes) -> bool + Send + Sync;
 
 impl Proxy {
     /// Starts a proxy between clients and `port`.
-    pub fn start(port: u16, judge: impl Fn(Passed) -> bool + Send + Sync + 'static) -> Proxy {
+    pub fn start(
+        port: u16,
+        judge: impl Fn(ForwardedBytes) -> bool + Send + Sync + 'static,
+    ) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         // A client counts buffered bytes as sent: limits them to little more than was forwarded.
         rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 64 << 10).expect("set");
         let own = listener.local_addr().expect("its address").port();
         let (counts, stop) = (Arc::<Counts>::default(), Arc::<AtomicBool>::default());
-        let (judge, counted, stopped): (Arc<Judge>, _, _) =
+        let (judge, counted, stopped): (Arc<ChunkFilter>, _, _) =
             (Arc::new(judge), Arc::clone(&counts), Arc::clone(&stop));
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -58,14 +61,14 @@ impl Proxy {
         }
     }
 
-    pub fn passed(&self) -> Passed {
+    pub fn passed(&self) -> ForwardedBytes {
         self.counts.now()
     }
 }
 
 impl Counts {
-    fn now(&self) -> Passed {
-        Passed {
+    fn now(&self) -> ForwardedBytes {
+        ForwardedBytes {
             sent: self.sent.load(Ordering::Relaxed),
             received: self.received.load(Ordering::Relaxed),
         }
@@ -80,7 +83,7 @@ impl Drop for Proxy {
     }
 }
 
-fn between(client: &TcpStream, port: u16, judge: &Judge, counts: &Counts) {
+fn between(client: &TcpStream, port: u16, judge: &ChunkFilter, counts: &Counts) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else {
         let _ = client.shutdown(Shutdown::Both);
         return;

@@ -344,7 +344,7 @@ fn a_mapping_without_a_handle_is_captured(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("map");
     fs::write(&path, [b'a'; 4096]).unwrap();
-    let map = crate::takeover::map::Map::new(
+    let map = crate::takeover::map::SharedMapping::new(
         OpenOptions::new()
             .read(true)
             .write(true)

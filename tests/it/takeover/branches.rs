@@ -14,7 +14,7 @@ use crate::branch::support::{create, inside, is_mounted, listed};
 use crate::common::random::is_long;
 use crate::common::wait::{same, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, process};
-use crate::takeover::map::Map;
+use crate::takeover::map::SharedMapping;
 
 for_each_variant! { xfs =>
     a_shell_in_a_branch_goes_on, inherited_files_stay_open, own_files_stay_open,
@@ -38,12 +38,12 @@ fn start(v: Variant) -> (Rig, PathBuf) {
 
 /// Permanently reads names that only the branch has. It must never see an error, or the directory
 /// below the mount, which lacks the inherited names.
-struct Watch<'a> {
+struct BranchWatcher<'a> {
     stop: &'a AtomicBool,
     asked: &'a AtomicU64,
 }
 
-impl Watch<'_> {
+impl BranchWatcher<'_> {
     fn on(&self, at: &Path) {
         while !self.stop.load(Ordering::Relaxed) {
             let there = fs::metadata(at.join("a/b/small")).expect("an inherited file exists");
@@ -78,7 +78,7 @@ fn a_shell_in_a_branch_goes_on(v: Variant) {
     let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let (stop, asked) = (&stop, &asked);
-        let (watch, at) = (Watch { stop, asked }, one.clone());
+        let (watch, at) = (BranchWatcher { stop, asked }, one.clone());
         let watcher = scope.spawn(move || watch.on(&at));
         for round in 0..3 {
             let before = asked.load(Ordering::Relaxed);
@@ -130,7 +130,7 @@ fn inherited_files_stay_open(v: Variant) {
     let linked = File::open(one.join("one")).unwrap();
     let dir = File::open(one.join("a/b")).unwrap();
     let below = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
-    let map = Map::read_only(File::open(one.join("a/large")).unwrap(), 300_000);
+    let map = SharedMapping::read_only(File::open(one.join("a/large")).unwrap(), 300_000);
     let ino = small.metadata().unwrap().ino();
     // In the parent one file is written, one removed, and one replaced.
     fs::write(rig.path().join("a/b/small"), "the parent's own").unwrap();
@@ -187,7 +187,7 @@ fn own_files_stay_open(v: Variant) {
     born_gone.write_all_at(b"young", 0).unwrap();
     fs::remove_file(one.join("a/b/c/deep")).unwrap();
     fs::remove_file(one.join("gone")).unwrap();
-    let map = Map::new(writable("a/large"), 4096);
+    let map = SharedMapping::new(writable("a/large"), 4096);
     map.store(0, 1);
     let first = inside(&one, &["checkpoint"]);
     for round in 0..2_u8 {

@@ -211,7 +211,7 @@ fn store_through_a_mapping(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         .open(&path)
         .expect("open");
     file.set_len(64 * 4096).expect("truncate");
-    let map = crate::takeover::map::Map::new(file, 64 * 4096);
+    let map = crate::takeover::map::SharedMapping::new(file, 64 * 4096);
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.fetch_add(1, Ordering::Relaxed) + 1;
         let page = (round % 64) as usize;
@@ -294,7 +294,7 @@ fn work(v: Variant, rig: &mut Rig, root: &Path, kills: u32) {
                 (name, scope.spawn(move || program(&dir, stop, rounds)))
             })
             .collect();
-        let _stop = StopOnDrop(&stop);
+        let _stop = StopProgramsOnDrop(&stop);
         let slowest = kill_workers(rig, root, &rounds, kills);
         stop.store(true, Ordering::Relaxed);
         for (name, program) in programs {
@@ -306,9 +306,9 @@ fn work(v: Variant, rig: &mut Rig, root: &Path, kills: u32) {
 }
 
 /// Stops the programs when dropped.
-struct StopOnDrop<'a>(&'a AtomicBool);
+struct StopProgramsOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for StopOnDrop<'_> {
+impl Drop for StopProgramsOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -62,7 +62,7 @@ fn verbs_and_workers_that_die(v: Variant) {
     thread::scope(|scope| {
         let mapped = scope.spawn(|| store_all_the_time(&root, &stop, &stored));
         // Drop also ends the thread if the test fails; the scope joins it.
-        let _ended = End(&stop);
+        let _ended = StopThreadOnDrop(&stop);
         for kill in 0..kills() {
             let worker = rig.mount.pid();
             let delay = Duration::from_millis(300 + u64::from(kill) * 37 % 200);
@@ -139,9 +139,9 @@ fn finish_by_hand(root: &Path) {
 }
 
 /// Stops a thread when dropped.
-struct End<'a>(&'a AtomicBool);
+struct StopThreadOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for End<'_> {
+impl Drop for StopThreadOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -157,7 +157,7 @@ fn store_all_the_time(root: &Path, stop: &AtomicBool, stored: &AtomicU64) {
         .open(root.join("mapped"))
         .unwrap();
     file.set_len(1 << 20).unwrap();
-    let map = crate::takeover::map::Map::new(file, 1 << 20);
+    let map = crate::takeover::map::SharedMapping::new(file, 1 << 20);
     while !stop.load(Ordering::Relaxed) {
         let round = stored.fetch_add(1, Ordering::Relaxed);
         map.store((round as usize * 4096) % (1 << 20), round);

@@ -277,7 +277,7 @@ impl Drop for Container {
 }
 
 /// A process in a private mount namespace.
-pub struct Held {
+pub struct NamespaceHolder {
     process: Child,
 }
 
@@ -292,10 +292,10 @@ tac /proc/self/mountinfo | while read -r _ _ _ _ at rest; do
 done
 "#;
 
-impl Held {
+impl NamespaceHolder {
     /// Runs a script, whose `$1` is the disk of the rig. The script must end by waiting for input.
-    pub fn start(script: &str, disk: &Path) -> Held {
-        Held {
+    pub fn start(script: &str, disk: &Path) -> NamespaceHolder {
+        NamespaceHolder {
             process: apart(&format!("{LET_GO}{script}"), disk),
         }
     }
@@ -341,7 +341,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::common::mount::mount_table;
 use crate::common::{run_limited, tool};
-use crate::volumes::support::{Container, Held, Rig, SECONDS, unavailable};
+use crate::volumes::support::{Container, NamespaceHolder, Rig, SECONDS, unavailable};
 
 #[test]
 fn uses_are_a_set() {
@@ -222,10 +222,10 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     let point = rig.mount("v", "a");
     // A copy of our namespace, and a container with the whole host below a directory, as for
     // monitoring.
-    let mut copy = Held::start("read -r _", rig.disk());
+    let mut copy = NamespaceHolder::start("read -r _", rig.disk());
     let with_host = "mkdir \"$1/own\" && mount --bind \"$1/own\" \"$1/own\" && cd \"$1/own\" && mkdir host && mount --rbind / host \
                      && for dir in usr bin lib lib64; do ln -s host/$dir $dir; done && exec chroot . /bin/sh -c 'read -r _'";
-    let mut host = Held::start(with_host, rig.disk());
+    let mut host = NamespaceHolder::start(with_host, rig.disk());
     host.is_rooted_elsewhere();
     for held in [&copy, &host] {
         held.sees(&point);
@@ -248,7 +248,7 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     let own = "mkdir -p \"$1/c$1/source\" && mount --bind \"$1/c\" \"$1/c\" && cd \"$1/c\" && mkdir usr && mount --bind /usr usr \
                && for dir in bin lib lib64; do ln -s usr/$dir $dir; done && mount --bind \"$1/source\" \"$1/c$1/source\" && umount -l \"$1/source\" \
                && exec chroot . /bin/sh -c 'read -r _'";
-    let container = Held::start(own, rig.disk());
+    let container = NamespaceHolder::start(own, rig.disk());
     container.is_rooted_elsewhere();
     container.sees(&source);
     let said = rig.error("Remove", &json!({"Name": "s"}));
@@ -366,13 +366,13 @@ fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
             "mkdir {at} && exec 9<>/dev/fuse && mount -i -n -t fuse.ckptfs -o {options} '{source}' {at} && read -r _"
         )
     };
-    let mut other = Held::start(&forge(65_534, "\"$1/one\""), rig.disk());
+    let mut other = NamespaceHolder::start(&forge(65_534, "\"$1/one\""), rig.disk());
     // In a user namespace the user is root, and so the mount table shows user 0.
     let as_root = format!(
         "export AT=\"$1/two\"; exec unshare --user --map-root-user --mount bash -c '{}'",
         forge(0, "$AT").replace('\'', "")
     );
-    let mut root = Held::start(&as_root, rig.disk());
+    let mut root = NamespaceHolder::start(&as_root, rig.disk());
     other.sees(&rig.disk().join("one"));
     root.sees(&rig.disk().join("two"));
     rig.unmount("v", "a");

@@ -1,13 +1,13 @@
 //! Files open for writing, as recorded by a checkpoint.
 
-use super::support::Stage;
+use super::support::WriterRig;
 use crate::common::command::sh;
 use crate::common::{Variant, for_each_variant};
 
 for_each_variant! { reflink => what_was_open_for_writing_is_in_the_record }
 
 fn what_was_open_for_writing_is_in_the_record(v: Variant) {
-    let mut stage = Stage::start(v, |dir| {
+    let mut stage = WriterRig::start(v, |dir| {
         drop(sh(dir, "mkdir d; echo a > d/a; echo b > b; echo c > c"))
     });
     let mut alice = stage.begins("alice");
@@ -18,7 +18,7 @@ fn what_was_open_for_writing_is_in_the_record(v: Variant) {
     stage.rig.mount.all_is_closed();
     let second = stage.rig.mount.checkpoint().to_string();
     let pid = alice.pid();
-    let check = |stage: &Stage| {
+    let check = |stage: &WriterRig| {
         let open = stage.rig.mount.json(&["show", &first])["open_at_cut"].clone();
         let list: Vec<(String, u64)> = open["files"]
             .as_array()

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
-use super::support::{Stage, told};
+use super::support::{WriterRig, told};
 use crate::common::command::sh;
 use crate::common::{Io, Variant, for_each_variant};
 
@@ -16,7 +16,7 @@ for_each_variant! { reflink =>
 }
 
 fn opened_and_left_alone_is_not_written(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();
     stage.does("alice", "add('a', 1)");
     stage.does("bob", "sysopen(my $f, 'a', O_RDWR) or die; my $l = <$f>; close($f); sysopen($f, 'b', O_WRONLY) or die; close($f)");
@@ -45,7 +45,7 @@ fn opened_and_left_alone_is_not_written(v: Variant) {
 
 /// With passthrough the process that opened the file counts; with daemon I/O, the one that writes.
 fn a_descriptor_that_was_handed_on(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a")));
     stage.rig.mount.checkpoint();
     let file = OpenOptions::new()
         .append(true)
@@ -64,7 +64,7 @@ fn a_descriptor_that_was_handed_on(v: Variant) {
 }
 
 fn a_mapping_that_outlives_its_descriptor(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         drop(sh(dir, "head -c 8192 /dev/zero > m; echo b > b"))
     });
     stage.rig.mount.checkpoint();
@@ -113,7 +113,7 @@ fn a_mapping_that_outlives_its_descriptor(v: Variant) {
 }
 
 fn a_file_held_open_over_a_checkpoint(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo log > log; echo quiet > quiet")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo log > log; echo quiet > quiet")));
     let mut alice = stage.begins("alice");
     alice.does(
         "open($h{l}, '>>', 'log') or die; open($h{q}, '>>', 'quiet') or die; $h{l}->autoflush(1)",
@@ -137,7 +137,7 @@ fn a_file_held_open_over_a_checkpoint(v: Variant) {
 /// After a takeover the worker still attributes open files: the next checkpoint lists them, and
 /// writes in the next epoch are attributed.
 fn a_file_held_open_over_a_takeover(v: Variant) {
-    let mut stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
+    let mut stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();
     let mut alice = stage.begins("alice");
     alice.does("open($h{a}, '>>', 'a') or die; $h{a}->autoflush(1)");

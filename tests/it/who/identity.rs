@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::support::Stage;
+use super::support::WriterRig;
 use crate::common::command::sh;
 use crate::common::{Variant, for_each_variant, skip};
 
@@ -14,7 +14,7 @@ for_each_variant! { xfs =>
 }
 
 fn processes_are_told_apart_by_number_and_group(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b; echo c > c")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b; echo c > c")));
     stage.rig.mount.checkpoint();
     let (mut one, mut two) = (stage.begins("same"), stage.begins("same"));
     one.does("add('a', 1)");
@@ -48,7 +48,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
     {
         return skip("the next PID cannot be chosen here");
     }
-    let stage = Stage::start_alone(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
+    let stage = WriterRig::start_alone(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();
     let mut first = stage.begins("first");
     first.does("add('a', 1)");
@@ -119,7 +119,7 @@ fn a_control_group_is_a_writer(v: Variant) {
     if fs::create_dir(&group.0).is_err() {
         return skip("a control group cannot be created here");
     }
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b; echo c > c")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b; echo c > c")));
     stage.rig.mount.checkpoint();
     let script = format!(
         "open(my $g, '>', '{}/cgroup.procs') or exit 3; print $g $$; close($g) or exit 3; add('a', 1); put('new', 1)",

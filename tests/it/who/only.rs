@@ -1,6 +1,6 @@
 //! `restore --only-by`.
 
-use super::support::{Stage, letters, shared};
+use super::support::{WriterRig, letters, shared};
 use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
 use crate::common::{
@@ -18,7 +18,7 @@ for_each_variant! { reflink =>
 
 /// Attribution through links, renames and replaced files.
 fn hard_links_and_files_that_changed_hands(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         drop(sh(
             dir,
             "echo 1 > one; ln one two; echo s > swap; echo t > target; mkdir d; echo f > d/f",
@@ -62,7 +62,7 @@ fn hard_links_and_files_that_changed_hands(v: Variant) {
 
 /// `undo` reverts exactly the restored paths, and `redo` restores them again.
 fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         drop(sh(
             dir,
             "for f in a gone; do echo $f > $f; done; mkdir -p dir/sub kept full; for f in x y sub/z; do echo $f > dir/$f; done; echo f > full/f",
@@ -127,7 +127,7 @@ fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
     }
     let mut kills = 0;
     for nth in [2, 4, 6, 9, 12] {
-        let mut stage = Stage::start(v, |dir| {
+        let mut stage = WriterRig::start(v, |dir| {
             drop(sh(
                 dir,
                 "mkdir -p a/b old; for f in 1 2 3; do echo $f > a/$f; done; echo m > old/m; ln a/1 hard",
@@ -173,7 +173,7 @@ fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
 }
 
 fn one_writer_s_paths_come_back_and_the_others_stay(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         sh(
             dir,
             "for f in a b both gone turn; do echo $f > $f; done; mkdir dir; echo x > dir/x; ln a hard; mkdir keep; echo k > keep/k",
@@ -238,7 +238,7 @@ fn one_writer_s_paths_come_back_and_the_others_stay(v: Variant) {
 }
 
 /// Relative to the first checkpoint the attribution is unchanged; an unknown name is an error.
-fn the_other_s_come_back_too(stage: &Stage, id: &str) {
+fn the_other_s_come_back_too(stage: &WriterRig, id: &str) {
     let again = stage.take_back(&["bob", id, "--also-shared"]);
     assert_eq!(
         letters(&again["changes"]).first().map(String::as_str),
@@ -261,7 +261,7 @@ fn the_other_s_come_back_too(stage: &Stage, id: &str) {
 }
 
 fn directories_go_and_come_whole_or_not_at_all(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         sh(
             dir,
             "for d in moved kept gone; do mkdir -p $d/sub; echo 1 > $d/one; echo 2 > $d/sub/two; done",
@@ -307,7 +307,7 @@ fn directories_go_and_come_whole_or_not_at_all(v: Variant) {
 ///
 /// Failed before: `--only-by` of the agent matched no process.
 fn a_process_has_its_children(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         drop(sh(dir, "echo 1 > one; echo 2 > two; echo 3 > three"))
     });
     stage.rig.mount.checkpoint();

@@ -19,18 +19,18 @@ pub const SECONDS: u64 = 60;
 
 /// A mounted tree, and programs named `alice`, `bob` and so on, each a link to Perl, which runs a
 /// whole script in one process.
-pub struct Stage {
+pub struct WriterRig {
     // Fields are dropped in this order.
     pub rig: Rig,
     bin: TempDir,
-    _numbers: Numbers,
+    _numbers: PidReuseLock,
 }
 
 /// Process ids are global: a test that forces a reused id runs alone, because processes of other
 /// tests would also get reused ids.
 static NUMBERS: RwLock<()> = RwLock::new(());
 
-enum Numbers {
+enum PidReuseLock {
     AsTheyCome {
         _guard: RwLockReadGuard<'static, ()>,
     },
@@ -40,9 +40,9 @@ enum Numbers {
 }
 
 /// Names of the writers by path; "others" if there are too many, empty if unknown.
-pub type Told = BTreeMap<String, BTreeSet<String>>;
+pub type WritersByPath = BTreeMap<String, BTreeSet<String>>;
 
-pub fn told(of: &[(&str, &[&str])]) -> Told {
+pub fn told(of: &[(&str, &[&str])]) -> WritersByPath {
     of.iter()
         .map(|(path, names)| {
             (
@@ -54,7 +54,7 @@ pub fn told(of: &[(&str, &[&str])]) -> Told {
 }
 
 /// Parses `status --by process --json` and similar output.
-pub fn as_told(all: &Value) -> Told {
+pub fn as_told(all: &Value) -> WritersByPath {
     let name = |at: &Value| {
         all["processes"][at.as_u64().expect("a place") as usize]["name"]
             .as_str()
@@ -81,27 +81,27 @@ pub fn as_told(all: &Value) -> Told {
         .collect()
 }
 
-impl Stage {
-    pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> Stage {
-        Stage::of(variant.start_with(crate::common::MountOpts::new(variant.io), fill))
+impl WriterRig {
+    pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> WriterRig {
+        WriterRig::of(variant.start_with(crate::common::MountOpts::new(variant.io), fill))
     }
 
-    pub fn of(rig: Rig) -> Stage {
-        Stage {
+    pub fn of(rig: Rig) -> WriterRig {
+        WriterRig {
             rig,
             bin: scratch(),
-            _numbers: Numbers::AsTheyCome {
+            _numbers: PidReuseLock::AsTheyCome {
                 _guard: NUMBERS.read().unwrap_or_else(PoisonError::into_inner),
             },
         }
     }
 
-    /// Like [`Stage::start`], without a concurrent stage, for a test that chooses process ids.
-    pub fn start_alone(variant: Variant, fill: impl FnOnce(&Path)) -> Stage {
-        let numbers = Numbers::Chosen {
+    /// Like [`WriterRig::start`], without a concurrent stage, for a test that chooses process ids.
+    pub fn start_alone(variant: Variant, fill: impl FnOnce(&Path)) -> WriterRig {
+        let numbers = PidReuseLock::Chosen {
             _guard: NUMBERS.write().unwrap_or_else(PoisonError::into_inner),
         };
-        Stage {
+        WriterRig {
             rig: variant.start_with(crate::common::MountOpts::new(variant.io), fill),
             bin: scratch(),
             _numbers: numbers,
@@ -150,7 +150,7 @@ impl Stage {
 
     /// Starts a process of this name, which reads scripts line by line and answers each with a
     /// line.
-    pub fn begins(&self, name: &str) -> Actor {
+    pub fn begins(&self, name: &str) -> ScriptedWriter {
         let mut command = self.program(name);
         let script = format!(
             "use strict; use Fcntl; our ($h, %h); {PUT} $| = 1; while (<STDIN>) {{ eval $_; print $@ || \"done\\n\"; }}"
@@ -165,7 +165,7 @@ impl Stage {
             child.stdin.take().expect("stdin"),
             BufReader::new(child.stdout.take().expect("stdout")),
         );
-        Actor {
+        ScriptedWriter {
             child,
             stdin: Some(stdin),
             stdout,
@@ -173,7 +173,7 @@ impl Stage {
     }
 
     /// Returns the result of `status --by process`.
-    pub fn told(&self) -> Told {
+    pub fn told(&self) -> WritersByPath {
         as_told(&self.rig.mount.json(&["status", "--by", "process"]))
     }
 
@@ -201,14 +201,14 @@ impl Stage {
 const PUT: &str = "sub out { my ($how, $to, $text) = @_; open(my $f, $how, $to) or die \"$to: $!\\n\"; print $f $text; close($f) or die \"$to: $!\\n\"; } \
                    sub put { out('>', @_) } sub add { out('>>', @_) }";
 
-/// See [`Stage::begins`].
-pub struct Actor {
+/// See [`WriterRig::begins`].
+pub struct ScriptedWriter {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Actor {
+impl ScriptedWriter {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -224,7 +224,7 @@ impl Actor {
     }
 }
 
-impl Drop for Actor {
+impl Drop for ScriptedWriter {
     fn drop(&mut self) {
         drop(self.stdin.take());
         let _ = self.child.kill();

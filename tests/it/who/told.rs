@@ -1,6 +1,6 @@
 //! `status` and `diff --by process`.
 
-use super::support::{Stage, as_told, told};
+use super::support::{WriterRig, as_told, told};
 use crate::common::command::sh;
 use crate::common::{Io, Variant, for_each_variant};
 
@@ -8,7 +8,7 @@ for_each_variant! { xfs => more_than_eight_are_others }
 for_each_variant! { reflink => every_change_has_its_writers, it_is_told_over_checkpoints_and_kills, a_number_that_was_given_away_does_not_inherit }
 
 fn every_change_has_its_writers(v: Variant) {
-    let stage = Stage::start(v, |dir| {
+    let stage = WriterRig::start(v, |dir| {
         sh(
             dir,
             "for f in a b both gone back mode; do echo $f > $f; done; mkdir dir other; echo x > dir/x; echo y > other/y; ln a hard",
@@ -57,7 +57,7 @@ fn every_change_has_its_writers(v: Variant) {
 }
 
 fn it_is_told_over_checkpoints_and_kills(v: Variant) {
-    let mut stage = Stage::start(v, |dir| {
+    let mut stage = WriterRig::start(v, |dir| {
         drop(sh(dir, "echo a > a; echo b > b; mkdir d; echo c > d/c"))
     });
     let first = stage.rig.mount.checkpoint().to_string();
@@ -117,7 +117,7 @@ fn it_is_told_over_checkpoints_and_kills(v: Variant) {
 
 /// A new file often reuses the inode number that was freed last.
 fn a_number_that_was_given_away_does_not_inherit(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; mkdir d")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a; mkdir d")));
     stage.rig.mount.checkpoint();
     for round in 0..4 {
         stage.does("alice", "put('d/tmp', 1)");
@@ -133,7 +133,7 @@ fn a_number_that_was_given_away_does_not_inherit(v: Variant) {
 }
 
 fn more_than_eight_are_others(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a")));
+    let stage = WriterRig::start(v, |dir| drop(sh(dir, "echo a > a")));
     stage.rig.mount.checkpoint();
     let names: Vec<String> = (0..10).map(|number| format!("w{number}")).collect();
     for (number, name) in names.iter().enumerate() {

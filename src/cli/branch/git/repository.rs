@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::super::super::error::{On, hinted};
+use super::super::super::error::{ErrorContext, hinted};
 use super::super::super::tree_path::normal;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
@@ -44,7 +44,7 @@ const EXTENSIONS: [&str; 8] = [
 
 /// A directory, and its path.
 #[derive(Debug)]
-pub struct Place {
+pub struct RepoDir {
     pub path: PathBuf,
     pub dir: OwnedFd,
 }
@@ -53,9 +53,9 @@ pub struct Place {
 #[derive(Debug)]
 pub struct Repository {
     /// The directory with HEAD and index of this working tree.
-    pub own: Place,
+    pub own: RepoDir,
     /// The directory that all working trees of the repository share.
-    pub common: Place,
+    pub common: RepoDir,
     /// Its owner and group.
     pub owner: (u32, u32),
 }
@@ -92,7 +92,7 @@ pub fn find(project: &Path) -> VerbResult<Option<Repository>> {
     };
     let own = open(own, &found)?;
     let common = match line(&own.dir, "commondir").on(own.path.display())? {
-        None => Place {
+        None => RepoDir {
             path: own.path.clone(),
             dir: own.dir.try_clone().on(own.path.display())?,
         },
@@ -118,7 +118,7 @@ pub fn leads(text: &[u8]) -> Option<PathBuf> {
 
 /// Opens a directory of the owner of `.git`. A file of one user must not lead to writes into a
 /// directory of another.
-fn open(path: PathBuf, dot_git: &Stat) -> VerbResult<Place> {
+fn open(path: PathBuf, dot_git: &Stat) -> VerbResult<RepoDir> {
     let dir = host::open_dir_itself(&path)
         .and_then(|dir| sys::open_beneath(&dir, b".", OpenKind::Dir))
         .on(path.display())?;
@@ -126,7 +126,7 @@ fn open(path: PathBuf, dot_git: &Stat) -> VerbResult<Place> {
     if owner != dot_git.uid {
         return Err(not_ours(&path, owner));
     }
-    Ok(Place { path, dir })
+    Ok(RepoDir { path, dir })
 }
 
 fn strange(at: &Path, what: &str) -> VerbError {
@@ -209,7 +209,7 @@ impl Repository {
         read(&self.own.dir, "config.worktree", CONFIG_LEN_MAX).on(self.own.path.display())
     }
 
-    fn settings(&self, place: &Place, name: &str) -> VerbResult<BTreeMap<String, String>> {
+    fn settings(&self, place: &RepoDir, name: &str) -> VerbResult<BTreeMap<String, String>> {
         let text = read(&place.dir, name, CONFIG_LEN_MAX).on(place.path.join(name).display())?;
         Ok(settings(&String::from_utf8_lossy(
             &text.unwrap_or_default(),
@@ -288,7 +288,7 @@ impl Repository {
 /// Directory in a repository with the entries of further working trees.
 pub const WORKTREES: &str = "worktrees";
 
-impl Place {
+impl RepoDir {
     fn dir_holds(&self, name: &str) -> bool {
         host::holds(&self.dir, name)
     }

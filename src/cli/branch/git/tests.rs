@@ -63,11 +63,11 @@ impl Project {
     }
 
     /// Makes a branch: begin, copy, finish.
-    fn branch(&self, name: &str) -> (PathBuf, Attached) {
+    fn branch(&self, name: &str) -> (PathBuf, GitState) {
         self.try_branch(name).expect("a branch with git")
     }
 
-    fn try_branch(&self, name: &str) -> VerbResult<(PathBuf, Attached)> {
+    fn try_branch(&self, name: &str) -> VerbResult<(PathBuf, GitState)> {
         branch_of(
             &self.root(),
             &self.dir.path().join(format!("project@{name}")),
@@ -96,7 +96,7 @@ impl Project {
     }
 }
 
-fn branch_of(project: &Path, at: &Path, name: &str) -> VerbResult<(PathBuf, Attached)> {
+fn branch_of(project: &Path, at: &Path, name: &str) -> VerbResult<(PathBuf, GitState)> {
     made_of(
         project,
         at,
@@ -104,7 +104,7 @@ fn branch_of(project: &Path, at: &Path, name: &str) -> VerbResult<(PathBuf, Atta
     )
 }
 
-fn made_of(project: &Path, at: &Path, begun: Begun) -> VerbResult<(PathBuf, Attached)> {
+fn made_of(project: &Path, at: &Path, begun: WorktreeEntry) -> VerbResult<(PathBuf, GitState)> {
     run(Command::new("cp")
         .args(["-a", "--reflink=auto"])
         .arg(project)
@@ -185,7 +185,7 @@ fn git_takes_a_branch_for_a_working_tree_of_the_repository() {
     let (at, attached) = project.branch("fix-login");
     assert_eq!(
         attached,
-        Attached {
+        GitState {
             branch: Some("fix-login".into()),
             note: None
         }

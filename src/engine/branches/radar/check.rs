@@ -7,16 +7,16 @@ use std::sync::Arc;
 use super::super::Branch;
 use super::super::list::recorded;
 use super::answers::Clash;
-use super::rows::{Row, Rows};
-use super::touches::{Touches, is_open};
+use super::rows::{OverlapRow, Overlaps};
+use super::touches::{TreeChanges, is_open};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::error;
 use crate::engine::merge::planning::{along, leave_out_git, told};
-use crate::engine::merge::{Kin, clashes_of};
-use crate::history::state::State;
+use crate::engine::merge::{BranchPair, clashes_of};
+use crate::history::state::TreeState;
 use crate::sys::SysResult;
-use crate::tree::merge::{Conflict, How, merge};
+use crate::tree::merge::{Conflict, MergeOptions, merge};
 
 /// Retries of a merge when a tree changes during it.
 const TRIES: u32 = 3;
@@ -26,7 +26,7 @@ const TRIES: u32 = 3;
 ///
 /// # Errors
 /// Errors of reading the files that both touched.
-pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> VerbResult<()> {
+pub(super) fn check(engine: &Engine, touches: &TreeChanges, rows: &mut Overlaps) -> VerbResult<()> {
     let mut pairs: BTreeSet<(Option<usize>, usize)> = BTreeSet::new();
     for row in &mut rows.0 {
         row.clashes = Some(Vec::new());
@@ -63,7 +63,7 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
                 theirs: name(with),
                 conflict: told(&conflict),
             };
-            let is_of = |row: &&mut Row| {
+            let is_of = |row: &&mut OverlapRow| {
                 let both = ours.map_or(row.here, |ours| row.branches.contains(&ours))
                     && row.branches.contains(&theirs);
                 both && (row.slot == Some(conflict.slot) || row.is_at(touches, &conflict.path))
@@ -71,7 +71,7 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
             // A branch with another base has later changes of this tree, which a merge into it
             // reports.
             let one_base = of.is_none_or(|of| of.base == with.base);
-            let mut row = Row::of_clash(conflict.path.clone(), ours, theirs);
+            let mut row = OverlapRow::of_clash(conflict.path.clone(), ours, theirs);
             match rows.0.iter_mut().find(is_of) {
                 Some(row) => row.clashes.get_or_insert_default().push(clash),
                 None if one_base => {
@@ -93,7 +93,7 @@ fn clashes(
     theirs: &Arc<Branch>,
 ) -> VerbResult<Vec<Conflict>> {
     let Some(ours) = ours else {
-        let kin = Kin {
+        let kin = BranchPair {
             parent: engine,
             branch: theirs,
         };
@@ -108,19 +108,19 @@ fn between(engine: &Engine, ours: &Arc<Branch>, theirs: &Arc<Branch>) -> SysResu
     if older != newer {
         recorded_by.push(engine.states.touched(older, Some(newer))?);
     }
-    let base = engine.states.view(State::At(older));
+    let base = engine.states.view(TreeState::At(older));
     let (here, there) = (
-        ours.engine.states.view(State::Live),
-        theirs.engine.states.view(State::Live),
+        ours.engine.states.view(TreeState::Live),
+        theirs.engine.states.view(TreeState::Live),
     );
     let mut along = along(&recorded_by.iter().collect::<Vec<_>>());
     leave_out_git(&mut along, [&base, &here, &there])?;
     // The records of a branch begin at its base.
     let since = |branch: &Arc<Branch>| (branch.base == older).then_some(branch.since);
-    let how = How {
+    let how = MergeOptions {
         along: Some(&along),
         since: [since(ours), since(theirs)],
-        ..How::default()
+        ..MergeOptions::default()
     };
     let outcome = merge(&base, &here, &there, &how)?;
     Ok(outcome.conflicts().to_vec())

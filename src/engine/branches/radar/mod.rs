@@ -20,8 +20,8 @@ mod touches;
 mod watch;
 
 pub use self::answers::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
-use self::rows::Rows;
-use self::touches::{Touches, settle};
+use self::rows::Overlaps;
+use self::touches::{TreeChanges, settle};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::requester::Requester;
@@ -33,8 +33,8 @@ impl Verb for ListConflicts {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Conflict>> {
         settle(engine);
-        let touches = Touches::of(engine)?;
-        let mut rows = Rows::of(&touches);
+        let touches = TreeChanges::of(engine)?;
+        let mut rows = Overlaps::of(&touches);
         if self.check {
             check::check(engine, &touches, &mut rows)?;
         }

@@ -4,23 +4,23 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::answers::{Clash, Conflict, Touch};
-use super::touches::{Inode, Since, Touched, Touches, Who};
+use super::touches::{BaseInode, CommonState, TouchedBy, TreeChange, TreeChanges};
 use crate::engine::api::{ChangeKind, TreePath};
 use crate::store::ids::Slot;
 use crate::sys::Kind;
 
 /// The object of a touch. Inodes are first: a touched inode is reported once, whatever its paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Inode(Inode),
+enum TouchedObject {
+    Inode(BaseInode),
     Path(Vec<u8>),
 }
 
 /// An object that more than one tree has touched.
-pub(super) struct Row {
+pub(super) struct OverlapRow {
     pub(super) path: Vec<u8>,
     pub(super) slot: Option<Slot>,
-    /// Indices in [`Touches::all`].
+    /// Indices in [`TreeChanges::all`].
     touches: BTreeSet<usize>,
     /// The trees: indices of branches, and this tree.
     pub(super) branches: BTreeSet<usize>,
@@ -29,15 +29,18 @@ pub(super) struct Row {
 }
 
 /// All rows.
-pub(super) struct Rows(pub(super) Vec<Row>);
+pub(super) struct Overlaps(pub(super) Vec<OverlapRow>);
 
 /// Returns the objects of a touch.
-fn keys(touched: &Touched) -> Vec<Key> {
-    let inode = touched.before.as_ref().map(|(inode, _)| Key::Inode(*inode));
-    let from = touched.from.clone().map(Key::Path);
+fn keys(touched: &TreeChange) -> Vec<TouchedObject> {
+    let inode = touched
+        .before
+        .as_ref()
+        .map(|(inode, _)| TouchedObject::Inode(*inode));
+    let from = touched.from.clone().map(TouchedObject::Path);
     inode
         .into_iter()
-        .chain([Key::Path(touched.path.clone())])
+        .chain([TouchedObject::Path(touched.path.clone())])
         .chain(from)
         .collect()
 }
@@ -45,8 +48,8 @@ fn keys(touched: &Touched) -> Vec<Key> {
 /// Adds touches to removed or moved directories: an inode created in a directory that another tree
 /// removed, or a directory moved into one that another tree moved. A merge has to find a place for
 /// it.
-fn of_directories(all: &[Touched], at: &mut BTreeMap<Key, BTreeSet<usize>>) {
-    let mut gone: HashMap<Slot, Vec<(Inode, &Touched)>> = HashMap::new();
+fn of_directories(all: &[TreeChange], at: &mut BTreeMap<TouchedObject, BTreeSet<usize>>) {
+    let mut gone: HashMap<Slot, Vec<(BaseInode, &TreeChange)>> = HashMap::new();
     for touched in all.iter().filter(|touched| touched.kind == Kind::Dir) {
         if let (ChangeKind::Deleted | ChangeKind::Renamed, Some((inode, _))) =
             (touched.change, &touched.before)
@@ -59,22 +62,24 @@ fn of_directories(all: &[Touched], at: &mut BTreeMap<Key, BTreeSet<usize>>) {
         for (inode, other) in into.into_iter().flatten() {
             let moves = touched.kind == Kind::Dir && touched.change == ChangeKind::Renamed;
             if other.who != touched.who && (other.change == ChangeKind::Deleted || moves) {
-                at.entry(Key::Inode(*inode)).or_default().insert(number);
+                at.entry(TouchedObject::Inode(*inode))
+                    .or_default()
+                    .insert(number);
             }
         }
     }
 }
 
-impl Rows {
-    pub(super) fn of(touches: &Touches) -> Rows {
-        let mut at: BTreeMap<Key, BTreeSet<usize>> = BTreeMap::new();
+impl Overlaps {
+    pub(super) fn of(touches: &TreeChanges) -> Overlaps {
+        let mut at: BTreeMap<TouchedObject, BTreeSet<usize>> = BTreeMap::new();
         for (number, touched) in touches.all.iter().enumerate() {
             for key in keys(touched) {
                 at.entry(key).or_default().insert(number);
             }
         }
         of_directories(&touches.all, &mut at);
-        let mut rows: Vec<Row> = Vec::new();
+        let mut rows: Vec<OverlapRow> = Vec::new();
         // Touch -> its rows.
         let mut known: HashMap<usize, Vec<usize>> = HashMap::new();
         for (key, numbers) in at {
@@ -94,11 +99,11 @@ impl Rows {
                 rows.push(row);
             }
         }
-        Rows(rows)
+        Overlaps(rows)
     }
 
     /// Converts the rows for the answer, sorted by path.
-    pub(super) fn told(self, touches: &Touches) -> Vec<Conflict> {
+    pub(super) fn told(self, touches: &TreeChanges) -> Vec<Conflict> {
         let mut all: Vec<Conflict> = self.0.into_iter().map(|row| row.told(touches)).collect();
         all.sort_by(|a, b| (&a.path, a.inode).cmp(&(&b.path, b.inode)));
         all
@@ -106,34 +111,38 @@ impl Rows {
 }
 
 /// Returns the row of an object, if more than one tree touched it since their common state.
-fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row> {
+fn row(
+    touches: &TreeChanges,
+    key: TouchedObject,
+    mut numbers: BTreeSet<usize>,
+) -> Option<OverlapRow> {
     let who = |number: &usize| touches.all.get(*number).map(|touched| touched.who);
     let branches: BTreeSet<usize> = numbers
         .iter()
         .filter_map(|number| match who(number)? {
-            Who::Branch(branch) => Some(branch),
-            Who::Here(_) => None,
+            TouchedBy::Branch(branch) => Some(branch),
+            TouchedBy::Here(_) => None,
         })
         .collect();
     let base = |branch: &usize| touches.since.get(*branch).copied();
-    let bases: BTreeSet<Since> = branches.iter().filter_map(base).collect();
+    let bases: BTreeSet<CommonState> = branches.iter().filter_map(base).collect();
     // Of the changes of this tree only those since the newest base count, if any, else those since
     // an older one.
     let here = numbers.iter().filter_map(|number| match who(number)? {
-        Who::Here(since) if bases.contains(&since) => Some(since),
+        TouchedBy::Here(since) if bases.contains(&since) => Some(since),
         _ => None,
     });
     let here = here.max();
     numbers.retain(|number| match who(number) {
-        Some(Who::Here(since)) => Some(since) == here,
+        Some(TouchedBy::Here(since)) => Some(since) == here,
         _ => true,
     });
     if branches.len() + usize::from(here.is_some()) < 2 {
         return None;
     }
     let (path, slot) = match key {
-        Key::Path(path) => (path, None),
-        Key::Inode(inode) => {
+        TouchedObject::Path(path) => (path, None),
+        TouchedObject::Inode(inode) => {
             let path = numbers.iter().find_map(|number| {
                 let (of, path) = touches.all.get(*number)?.before.as_ref()?;
                 (*of == inode).then(|| path.clone())
@@ -141,7 +150,7 @@ fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row>
             (path?, Some(inode.slot))
         }
     };
-    Some(Row {
+    Some(OverlapRow {
         path,
         slot,
         touches: numbers,
@@ -151,10 +160,10 @@ fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row>
     })
 }
 
-impl Row {
+impl OverlapRow {
     /// Returns the row of a conflict that only a merge finds.
-    pub(super) fn of_clash(path: Vec<u8>, ours: Option<usize>, theirs: usize) -> Row {
-        Row {
+    pub(super) fn of_clash(path: Vec<u8>, ours: Option<usize>, theirs: usize) -> OverlapRow {
+        OverlapRow {
             path,
             slot: None,
             touches: BTreeSet::new(),
@@ -165,7 +174,7 @@ impl Row {
     }
 
     /// Returns whether a path is, or was, one of its paths.
-    pub(super) fn is_at(&self, touches: &Touches, path: &[u8]) -> bool {
+    pub(super) fn is_at(&self, touches: &TreeChanges, path: &[u8]) -> bool {
         let mut all = self
             .touches
             .iter()
@@ -174,7 +183,7 @@ impl Row {
             || all.any(|touched| touched.path == path || touched.from.as_deref() == Some(path))
     }
 
-    fn told(self, touches: &Touches) -> Conflict {
+    fn told(self, touches: &TreeChanges) -> Conflict {
         let name = |branch: usize| {
             let branch = touches.branches.get(branch)?;
             Some(branch.name.clone())
@@ -182,8 +191,8 @@ impl Row {
         let touch = |number: usize| {
             let touched = touches.all.get(number)?;
             let by = match touched.who {
-                Who::Here(_) => None,
-                Who::Branch(branch) => Some(name(branch)?),
+                TouchedBy::Here(_) => None,
+                TouchedBy::Branch(branch) => Some(name(branch)?),
             };
             Some(Touch {
                 by,

@@ -10,10 +10,10 @@ use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, VerbResult};
 use crate::engine::compare::change;
 use crate::engine::error;
-use crate::engine::merge::{Kin, changed_by};
-use crate::history::diff::Differs;
+use crate::engine::merge::{BranchPair, changed_by};
+use crate::history::diff::PathDiff;
 use crate::history::present::Trail;
-use crate::history::state::State;
+use crate::history::state::TreeState;
 use crate::history::view::View;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::layout::merges::MergeInto;
@@ -21,59 +21,59 @@ use crate::sys::{Kind, SysResult, Time};
 
 /// The common state of this tree and a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Since {
+pub(super) enum CommonState {
     /// A checkpoint of this tree.
     Checkpoint(CheckpointId),
-    /// The last merged state of the branch with this index in [`Touches::branches`].
+    /// The last merged state of the branch with this index in [`TreeChanges::branches`].
     Merged(usize),
 }
 
 /// The tree that made a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Who {
+pub(super) enum TouchedBy {
     /// This tree.
-    Here(Since),
-    /// The branch with this index in [`Touches::branches`].
+    Here(CommonState),
+    /// The branch with this index in [`TreeChanges::branches`].
     Branch(usize),
 }
 
 /// An inode of a base. In two bases the same number may be that of different inodes, which then
 /// differ in their time of birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Inode {
+pub(super) struct BaseInode {
     pub(super) slot: Slot,
     born: Option<Time>,
 }
 
 /// A change of one tree.
-pub(super) struct Touched {
-    pub(super) who: Who,
+pub(super) struct TreeChange {
+    pub(super) who: TouchedBy,
     pub(super) change: ChangeKind,
     pub(super) kind: Kind,
     pub(super) path: Vec<u8>,
     /// The path that it was renamed from.
     pub(super) from: Option<Vec<u8>>,
     /// The inode and path in the base.
-    pub(super) before: Option<(Inode, Vec<u8>)>,
+    pub(super) before: Option<(BaseInode, Vec<u8>)>,
     /// The directory that it was moved to or created in.
     pub(super) into: Option<Slot>,
 }
 
 /// The changes of all trees.
-pub(super) struct Touches {
+pub(super) struct TreeChanges {
     pub(super) branches: Vec<Arc<Branch>>,
     /// The common state of each branch with this tree.
-    pub(super) since: Vec<Since>,
-    pub(super) all: Vec<Touched>,
+    pub(super) since: Vec<CommonState>,
+    pub(super) all: Vec<TreeChange>,
 }
 
-impl Touches {
+impl TreeChanges {
     /// Collects the changes of the open branches, and of this tree since each of their bases;
     /// O(changes). The caller has settled them ([`settle`]).
     ///
     /// # Errors
     /// Errors of comparing a tree with its past.
-    pub(super) fn of(engine: &Engine) -> VerbResult<Touches> {
+    pub(super) fn of(engine: &Engine) -> VerbResult<TreeChanges> {
         let (mut branches, mut since, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for branch in engine.branches.all() {
             match of_branch(engine, &branch, branches.len()) {
@@ -87,11 +87,11 @@ impl Touches {
                 Err(_) => {}
             }
         }
-        let commons: BTreeSet<Since> = since.iter().copied().collect();
+        let commons: BTreeSet<CommonState> = since.iter().copied().collect();
         for common in commons {
             all.extend(of_parent(engine, &branches, common)?);
         }
-        Ok(Touches {
+        Ok(TreeChanges {
             branches,
             since,
             all,
@@ -100,14 +100,18 @@ impl Touches {
 }
 
 /// Returns the common state of a branch and its parent, and the changes of the branch since.
-fn of_branch(engine: &Engine, branch: &Branch, number: usize) -> VerbResult<(Since, Vec<Touched>)> {
-    let kin = Kin {
+fn of_branch(
+    engine: &Engine,
+    branch: &Branch,
+    number: usize,
+) -> VerbResult<(CommonState, Vec<TreeChange>)> {
+    let kin = BranchPair {
         parent: engine,
         branch,
     };
-    let who = Who::Branch(number);
-    let base = kin.base(State::Live, State::Live)?;
-    let at = State::At(base.checkpoint);
+    let who = TouchedBy::Branch(number);
+    let base = kin.base(TreeState::Live, TreeState::Live)?;
+    let at = TreeState::At(base.checkpoint);
     let view = engine.states.view(at);
     let found = if base.of_branch {
         let view = branch.engine.states.view(at);
@@ -120,31 +124,35 @@ fn of_branch(engine: &Engine, branch: &Branch, number: usize) -> VerbResult<(Sin
         by_path(who, &view, changed_by(kin, MergeInto::Branch)?)
     };
     let common = match base.of_branch {
-        true => Since::Merged(number),
-        false => Since::Checkpoint(base.checkpoint),
+        true => CommonState::Merged(number),
+        false => CommonState::Checkpoint(base.checkpoint),
     };
     Ok((common, found.map_err(error::tree_not_compared)?))
 }
 
 /// Returns the changes of this tree since the common state.
-fn of_parent(engine: &Engine, branches: &[Arc<Branch>], since: Since) -> VerbResult<Vec<Touched>> {
-    let who = Who::Here(since);
+fn of_parent(
+    engine: &Engine,
+    branches: &[Arc<Branch>],
+    since: CommonState,
+) -> VerbResult<Vec<TreeChange>> {
+    let who = TouchedBy::Here(since);
     let found = match since {
-        Since::Checkpoint(base) => {
-            let view = engine.states.view(State::At(base));
+        CommonState::Checkpoint(base) => {
+            let view = engine.states.view(TreeState::At(base));
             let found = differences_since(engine, base);
             found.and_then(|found| touched(engine, base, who, &view, found))
         }
-        Since::Merged(number) => {
+        CommonState::Merged(number) => {
             let Some(branch) = branches.get(number) else {
                 return Ok(Vec::new());
             };
-            let kin = Kin {
+            let kin = BranchPair {
                 parent: engine,
                 branch,
             };
-            let base = kin.base(State::Live, State::Live)?;
-            let view = branch.engine.states.view(State::At(base.checkpoint));
+            let base = kin.base(TreeState::Live, TreeState::Live)?;
+            let view = branch.engine.states.view(TreeState::At(base.checkpoint));
             match changed_by(kin, MergeInto::Parent) {
                 Ok(found) => by_path(who, &view, found),
                 Err(why) if is_open(engine, branch) => return Err(why),
@@ -176,7 +184,7 @@ fn up(trail: &Option<Arc<Trail>>) -> Option<Slot> {
 }
 
 /// Converts the changes of a merge, which have only paths. Looks up their inodes in the base.
-fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Touched>> {
+fn by_path(who: TouchedBy, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<TreeChange>> {
     let one = |change: Change| {
         let path = change.path.0;
         let from = change.from.map(|from| from.0);
@@ -185,11 +193,11 @@ fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Tou
             Some((child, trail)) => {
                 let born = base.attr(&trail)?.stat.btime;
                 let slot = child.slot;
-                Some((Inode { slot, born }, was.to_vec()))
+                Some((BaseInode { slot, born }, was.to_vec()))
             }
             None => None,
         };
-        Ok(Touched {
+        Ok(TreeChange {
             who,
             change: change.change,
             kind: change.kind,
@@ -207,21 +215,21 @@ fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Tou
 fn touched(
     engine: &Engine,
     since: CheckpointId,
-    who: Who,
+    who: TouchedBy,
     base: &View<'_>,
-    differs: Vec<Differs>,
-) -> SysResult<Vec<Touched>> {
-    let one = |differs: Differs| {
+    differs: Vec<PathDiff>,
+) -> SysResult<Vec<TreeChange>> {
+    let one = |differs: PathDiff| {
         let before = differs.old.as_ref().map(|old| {
             // An inode that only the branch began with is not in the base, nor in any other tree.
             let born = base.attr(old).ok().and_then(|attr| attr.stat.btime);
             let slot = old.slot;
-            (Inode { slot, born }, old.path())
+            (BaseInode { slot, born }, old.path())
         });
         let into = up(&differs.new).filter(|into| up(&differs.old) != Some(*into));
         let kind = differs.kind;
         let told = change(differs, false);
-        Touched {
+        TreeChange {
             who,
             change: told.change,
             kind,
@@ -231,11 +239,11 @@ fn touched(
             into,
         }
     };
-    let mut all: Vec<Touched> = differs.into_iter().map(one).collect();
+    let mut all: Vec<TreeChange> = differs.into_iter().map(one).collect();
     let unseen = engine
         .states
-        .unseen_between(State::At(since), State::Live)?;
-    all.extend(unseen.into_iter().map(|change| Touched {
+        .unseen_between(TreeState::At(since), TreeState::Live)?;
+    all.extend(unseen.into_iter().map(|change| TreeChange {
         who,
         change: change.change,
         kind: change.kind,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::super::watchers::LOOK;
 use super::answers::{Conflict, Watched};
-use super::rows::Rows;
-use super::touches::{Touches, settle};
+use super::rows::Overlaps;
+use super::touches::{TreeChanges, settle};
 use crate::engine::Engine;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::error::{error, not_mounted};
@@ -26,9 +26,9 @@ const QUIET: Duration = Duration::from_secs(5);
 
 /// Values that change with each tree, for this one and its branches: the end of the journal, and
 /// the number of changes begun.
-type Pulses = Vec<(String, Address, u64)>;
+type ActivityStamps = Vec<(String, Address, u64)>;
 
-fn pulses(engine: &Engine) -> Pulses {
+fn pulses(engine: &Engine) -> ActivityStamps {
     let pulse = |name: &str, engine: &Engine| {
         let journal = engine.timeline().store().journal.position();
         (name.to_owned(), journal, engine.live.locks.changes())
@@ -52,7 +52,7 @@ fn is_written_unseen(engine: &Engine) -> bool {
 }
 
 /// Returns whether a tree has changed since the last comparison, or may have.
-fn is_news(engine: &Engine, last: Option<&(Pulses, Instant)>) -> bool {
+fn is_news(engine: &Engine, last: Option<&(ActivityStamps, Instant)>) -> bool {
     last.is_none_or(|(before, at)| {
         *before != pulses(engine) || (at.elapsed() >= LOOK_UNSEEN && is_written_unseen(engine))
     })
@@ -78,7 +78,7 @@ pub(super) fn wait(
     let watchers = &engine.branches.watchers;
     let _one = watchers.enter()?;
     let began = Instant::now();
-    let mut last: Option<(Pulses, Instant)> = None;
+    let mut last: Option<(ActivityStamps, Instant)> = None;
     // A client that was just answered waits like any other between two comparisons.
     let mut at = seen.as_ref().map(|_| began);
     loop {
@@ -90,8 +90,8 @@ pub(super) fn wait(
         if rested && watchers.is_settled() && is_news(engine, last.as_ref()) {
             settle(engine);
             let (asked, now) = (Instant::now(), pulses(engine));
-            let touches = Touches::of(engine)?;
-            let conflicts = Rows::of(&touches).told(&touches);
+            let touches = TreeChanges::of(engine)?;
+            let conflicts = Overlaps::of(&touches).told(&touches);
             watchers.took(asked.elapsed());
             let sealed = seal(&conflicts)?;
             // A branch that is ending still exists.

@@ -13,7 +13,7 @@ use crate::sys::{self, Errno, Open, SysResult};
 
 /// The origin of a local file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum Verification {
     /// Fetched by an earlier worker and not verified since.
     Before,
     /// Fetched or verified by this worker.
@@ -22,22 +22,22 @@ pub enum Found {
 
 /// The local files by number, in order of last use.
 #[derive(Debug, Default)]
-pub struct Kept {
-    here: HashMap<Slot, (Found, u64, u64)>,
+pub struct LocalFiles {
+    here: HashMap<Slot, (Verification, u64, u64)>,
     by_use: BTreeMap<u64, Slot>,
     uses: u64,
     /// Total size in bytes.
     pub bytes: u64,
 }
 
-impl Kept {
+impl LocalFiles {
     /// Returns the number of files.
     pub fn files(&self) -> u64 {
         self.here.len() as u64
     }
 
     /// Returns the origin of a local file, and marks it as used.
-    pub fn used(&mut self, slot: Slot) -> Option<Found> {
+    pub fn used(&mut self, slot: Slot) -> Option<Verification> {
         let (found, _, used) = self.here.get_mut(&slot)?;
         self.uses += 1;
         self.by_use.remove(used);
@@ -51,7 +51,7 @@ impl Kept {
     }
 
     /// Adds a file of this size.
-    pub fn put(&mut self, slot: Slot, found: Found, size: u64) {
+    pub fn put(&mut self, slot: Slot, found: Verification, size: u64) {
         self.remove(slot);
         self.uses += 1;
         self.here.insert(slot, (found, size, self.uses));
@@ -74,26 +74,26 @@ impl Kept {
 }
 
 /// The directory.
-pub struct Cache(pub OwnedFd);
+pub struct ContentCache(pub OwnedFd);
 
 fn name_of(slot: Slot) -> Vec<u8> {
     slot.0.to_string().into_bytes()
 }
 
-impl Cache {
+impl ContentCache {
     /// Reads the files of earlier workers, and removes files that are not in the tree. `size`: that
     /// of a file of the tree.
     ///
     /// # Errors
     /// Errors of reading the directory.
-    pub fn kept(&self, size: impl Fn(Slot) -> Option<u64>) -> SysResult<Kept> {
-        let mut kept = Kept::default();
+    pub fn kept(&self, size: impl Fn(Slot) -> Option<u64>) -> SysResult<LocalFiles> {
+        let mut kept = LocalFiles::default();
         for entry in sys::list_dir(&self.0)? {
             let number = std::str::from_utf8(&entry.name).ok();
             let slot = number.and_then(|text| text.parse().ok()).map(Slot);
             let known = slot.and_then(|slot| Some((slot, size(slot)?)));
             match known.filter(|(slot, _)| name_of(*slot) == entry.name) {
-                Some((slot, size)) => kept.put(slot, Found::Before, size),
+                Some((slot, size)) => kept.put(slot, Verification::Before, size),
                 None => {
                     let removed = sys::unlink_at(&self.0, &entry.name);
                     tracing::debug!(?removed, "what was being fetched");
@@ -153,13 +153,13 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_the_longest_time_goes_first() {
-        let mut kept = Kept::default();
-        (2..5).for_each(|n| kept.put(Slot(n), Found::Before, n));
+        let mut kept = LocalFiles::default();
+        (2..5).for_each(|n| kept.put(Slot(n), Verification::Before, n));
         assert_eq!(
             (kept.used(Slot(2)), kept.used(Slot(9))),
-            (Some(Found::Before), None)
+            (Some(Verification::Before), None)
         );
-        kept.put(Slot(3), Found::Proven, 30);
+        kept.put(Slot(3), Verification::Proven, 30);
         assert_eq!(
             (kept.bytes, kept.files(), kept.oldest()),
             (36, 3, Some(Slot(4)))
@@ -175,7 +175,7 @@ mod tests {
         for name in ["2", "3", "03", "2.1.new", "x", "99999999999999999999"] {
             std::fs::write(dir.path().join(name), "abc").expect("written");
         }
-        let cache = Cache(File::open(dir.path()).expect("opened").into());
+        let cache = ContentCache(File::open(dir.path()).expect("opened").into());
         let kept = cache
             .kept(|slot| (slot == Slot(2)).then_some(3))
             .expect("read");

@@ -1,8 +1,8 @@
 //! A tree whose content is fetched from a repository when it is opened: the base of a tree mounted
 //! from a remote (docs/adr/0037-a-remote-as-base.md).
 //!
-//! Names and attributes were read when the tree was created ([`Tree`]) and never change. A separate
-//! thread fetches each file as a whole into the store ([`Cache`]), once for any number of openers.
+//! Names and attributes were read when the tree was created ([`SnapshotTree`]) and never change. A separate
+//! thread fetches each file as a whole into the store ([`ContentCache`]), once for any number of openers.
 //! They wait without locks as long as data arrives. After some seconds without data the open fails
 //! with EIO, and the process that reads the remote (`reader`) is replaced. The remote then counts
 //! as away for a while, and files that are not local fail at once.
@@ -23,14 +23,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use self::cache::{Cache, Found, Kept};
-use self::record::Record;
+use self::cache::{ContentCache, LocalFiles, Verification};
+use self::record::OriginRecord;
 pub use self::source::Starter;
-use self::source::{Source, Unread, holds};
-use self::tree::Tree;
+use self::source::{FetchError, Source, holds};
+use self::tree::SnapshotTree;
 use crate::engine::api::OriginInfo;
-use crate::engine::origin::Origin;
-use crate::history::present::{Present, Trail};
+use crate::engine::origin::RemoteLayer;
+use crate::history::present::{LiveTree, Trail};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::lock::{Condvar, Mutex};
@@ -58,7 +58,7 @@ fn patience() -> Duration {
 
 /// Options for fetching the content of a tree.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub struct FetchOptions {
     /// Limit of bytes stored locally.
     pub limit: Option<u64>,
     /// Fetch files only when they are opened.
@@ -74,19 +74,19 @@ struct Fetch {
 }
 
 /// A remote that does not answer.
-struct Away {
+struct AwayState {
     why: String,
     until: Instant,
     pause: Duration,
 }
 
 #[derive(Default)]
-struct State {
-    kept: Kept,
+struct FetchState {
+    kept: LocalFiles,
     fetches: HashMap<Slot, Arc<Fetch>>,
     /// Threads of abandoned fetches.
     given_up: usize,
-    away: Option<Away>,
+    away: Option<AwayState>,
     /// Files that an available remote cannot deliver, and the reason.
     damaged: HashMap<Slot, String>,
     /// The time of the last request for a file.
@@ -97,7 +97,7 @@ struct State {
     ended: bool,
 }
 
-impl State {
+impl FetchState {
     /// Returns a number that grows with all received data.
     fn came(&self) -> u64 {
         let fetches = self.fetches.values();
@@ -107,31 +107,31 @@ impl State {
 }
 
 /// The base of a tree mounted from a remote.
-pub struct Lazy(Arc<Inner>);
+pub struct RemoteBase(Arc<Inner>);
 
 struct Inner {
-    tree: Tree,
+    tree: SnapshotTree,
     files: u64,
     bytes: u64,
-    cache: Cache,
+    cache: ContentCache,
     source: Source,
-    record: Record,
-    wishes: Wishes,
+    record: OriginRecord,
+    wishes: FetchOptions,
     /// Never held during I/O to the disk or the repository.
-    state: Mutex<State>,
+    state: Mutex<FetchState>,
     changed: Condvar,
 }
 
-impl Lazy {
+impl RemoteBase {
     /// Opens the base with the state in the store.
     ///
     /// # Errors
     /// `bad-store`: it is damaged; `io`.
     pub fn open(
-        stored: record::Stored,
+        stored: record::StoredOrigin,
         starter: Starter,
-        wishes: Wishes,
-    ) -> crate::engine::api::VerbResult<Lazy> {
+        wishes: FetchOptions,
+    ) -> crate::engine::api::VerbResult<RemoteBase> {
         let (record, tree, cache) = stored.take()?;
         let size = |slot| tree.content(slot).ok().map(|(size, _)| size);
         let kept = cache.kept(size).map_err(record::unusable)?;
@@ -145,9 +145,9 @@ impl Lazy {
             source: Source::new(starter, patience()),
             record,
             wishes,
-            state: Mutex::new(State {
+            state: Mutex::new(FetchState {
                 kept,
-                ..State::default()
+                ..FetchState::default()
             }),
             changed: Condvar::default(),
             tree,
@@ -157,11 +157,11 @@ impl Lazy {
         evicted
             .into_iter()
             .for_each(|slot| inner.cache.remove(slot));
-        Ok(Lazy(inner))
+        Ok(RemoteBase(inner))
     }
 }
 
-impl Present for Lazy {
+impl LiveTree for RemoteBase {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         self.0.tree.child(dir, name)
     }
@@ -199,7 +199,7 @@ impl Present for Lazy {
     }
 }
 
-impl Origin for Lazy {
+impl RemoteLayer for RemoteBase {
     fn info(&self) -> OriginInfo {
         self.0.info()
     }
@@ -229,7 +229,7 @@ impl Inner {
     fn at_hand(&self, slot: Slot) -> Option<File> {
         let found = self.state.lock().kept.used(slot)?;
         let (size, _) = self.tree.content(slot).ok()?;
-        (found == Found::Proven).then(|| self.cache.open(slot, size))?
+        (found == Verification::Proven).then(|| self.cache.open(slot, size))?
     }
 
     fn open_patiently(self: &Arc<Inner>, slot: Slot) -> SysResult<File> {
@@ -241,10 +241,12 @@ impl Inner {
             if let Some(found) = found {
                 let file = self.cache.open(slot, size);
                 let is_whole = |file: &File| {
-                    found == Found::Proven || blobs.len() != 1 || holds(file, size, &blobs[0])
+                    found == Verification::Proven
+                        || blobs.len() != 1
+                        || holds(file, size, &blobs[0])
                 };
                 if let Some(file) = file.filter(is_whole) {
-                    self.state.lock().kept.put(slot, Found::Proven, size);
+                    self.state.lock().kept.put(slot, Verification::Proven, size);
                     return Ok(file);
                 }
                 tracing::warn!(
@@ -279,7 +281,7 @@ impl Inner {
             if let Some(fetch) = state.fetches.get(&slot) {
                 break Arc::clone(fetch);
             }
-            let is_away = |away: &Away| Instant::now() < away.until;
+            let is_away = |away: &AwayState| Instant::now() < away.until;
             if state.away.as_ref().is_some_and(is_away) || state.given_up >= GIVEN_UP_MAX {
                 return Err(Errno::EIO);
             }
@@ -311,7 +313,7 @@ impl Inner {
         }
     }
 
-    fn start(self: &Arc<Inner>, state: &mut State, slot: Slot) -> SysResult<Arc<Fetch>> {
+    fn start(self: &Arc<Inner>, state: &mut FetchState, slot: Slot) -> SysResult<Arc<Fetch>> {
         let fetch = Arc::new(Fetch::default());
         state.attempts += 1;
         let (inner, doing, attempt) = (Arc::clone(self), Arc::clone(&fetch), state.attempts);
@@ -325,7 +327,7 @@ impl Inner {
         Ok(fetch)
     }
 
-    fn fetch_now(&self, slot: Slot, attempt: u64, fetch: &Fetch) -> Result<(), Unread> {
+    fn fetch_now(&self, slot: Slot, attempt: u64, fetch: &Fetch) -> Result<(), FetchError> {
         let (size, blobs) = self.tree.content(slot)?;
         let (file, name) = self.cache.begin(slot, attempt, size)?;
         let fetched = self
@@ -338,7 +340,7 @@ impl Inner {
         fetched
     }
 
-    fn note_end(&self, slot: Slot, fetch: &Arc<Fetch>, done: Result<(), Unread>) {
+    fn note_end(&self, slot: Slot, fetch: &Arc<Fetch>, done: Result<(), FetchError>) {
         let size = self.tree.content(slot).map_or(0, |(size, _)| size);
         let mut state = self.state.lock();
         let is_it = |own: &Arc<Fetch>| Arc::ptr_eq(own, fetch);
@@ -352,7 +354,7 @@ impl Inner {
             // An abandoned fetch does not show the current state.
             Err(_) if was_given_up => Err(Errno::EIO),
             Ok(()) => {
-                state.kept.put(slot, Found::Proven, size);
+                state.kept.put(slot, Verification::Proven, size);
                 state.damaged.remove(&slot);
                 if state.away.take().is_some() {
                     tracing::info!(remote = self.record.remote, "the remote answers again");
@@ -360,12 +362,12 @@ impl Inner {
                 Ok(())
             }
             // The unmount has killed the reader.
-            Err(Unread::Away(_)) if state.ended => Err(Errno::EIO),
-            Err(Unread::Away(error)) => {
+            Err(FetchError::Away(_)) if state.ended => Err(Errno::EIO),
+            Err(FetchError::Away(error)) => {
                 self.note_away(&mut state, error.message);
                 Err(Errno::EIO)
             }
-            Err(Unread::Damaged(why)) => {
+            Err(FetchError::Damaged(why)) => {
                 if state.damaged.insert(slot, why.clone()).is_none() {
                     let path = String::from_utf8_lossy(&self.tree.path(slot)).into_owned();
                     tracing::error!(path = ?path, why = ?why, "a file cannot be had of the remote");
@@ -373,7 +375,7 @@ impl Inner {
                 state.away = None;
                 Err(Errno::EIO)
             }
-            Err(Unread::Here(errno)) => Err(errno),
+            Err(FetchError::Here(errno)) => Err(errno),
         };
         let _ = fetch.ended.set(ended);
         let evicted = self.evict(&mut state, slot);
@@ -382,7 +384,7 @@ impl Inner {
         evicted.into_iter().for_each(|slot| self.cache.remove(slot));
     }
 
-    fn note_away(&self, state: &mut State, why: String) {
+    fn note_away(&self, state: &mut FetchState, why: String) {
         let pause = state
             .away
             .as_ref()
@@ -392,11 +394,11 @@ impl Inner {
             tracing::warn!(remote = self.record.remote, why = ?why, "the remote does not answer");
         }
         let until = Instant::now() + pause;
-        state.away = Some(Away { why, until, pause });
+        state.away = Some(AwayState { why, until, pause });
     }
 
     /// Abandons a fetch without data: the next request starts a new one.
-    fn give_up(&self, state: &mut State, slot: Slot, fetch: &Arc<Fetch>) {
+    fn give_up(&self, state: &mut FetchState, slot: Slot, fetch: &Arc<Fetch>) {
         let is_it = |known: &Arc<Fetch>| Arc::ptr_eq(known, fetch);
         if state.fetches.get(&slot).is_some_and(is_it) {
             state.fetches.remove(&slot);
@@ -408,7 +410,7 @@ impl Inner {
     }
 
     /// Returns the files to remove to make space for a fetched one.
-    fn evict(&self, state: &mut State, but: Slot) -> Vec<Slot> {
+    fn evict(&self, state: &mut FetchState, but: Slot) -> Vec<Slot> {
         let mut evicted = Vec::new();
         while self
             .wishes

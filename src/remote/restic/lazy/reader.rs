@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustic_core::{DataId, IndexedFullStatus, Repository};
 
-use super::super::backend::Watched;
+use super::super::backend::CheckedBackend;
 use super::super::pull::{self, blob_length};
 use super::super::{Remote, failed};
 use super::protocol::{Answer, Ask, receive, send};
@@ -31,7 +31,7 @@ pub type Opener = Box<dyn Fn() -> VerbResult<Remote> + Send + Sync>;
 
 struct Open {
     repo: Repository<IndexedFullStatus>,
-    watched: Arc<Watched>,
+    watched: Arc<CheckedBackend>,
 }
 
 #[derive(Default)]

@@ -17,9 +17,9 @@ use rustic_core::repofile::Node;
 use serde::{Deserialize, Serialize};
 
 use super::super::measure::{broken, measure};
-use super::super::{Pushed, Remote, failed, node};
-use super::cache::Cache;
-use super::tree::{Row, Tree, Written};
+use super::super::{PushedSnapshot, Remote, failed, node};
+use super::cache::ContentCache;
+use super::tree::{SnapshotTree, TreeRow, TreeWriter};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::{self, DEPTH_MAX, Limits};
 use crate::store::ids::{CheckpointId, Slot};
@@ -36,7 +36,7 @@ const TREE_BYTES_MAX: u64 = 16 << 30;
 
 /// The record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct OriginRecord {
     /// The name of the remote at the time of creation.
     pub remote: String,
     /// The ID of the repository.
@@ -54,10 +54,10 @@ pub struct Record {
 }
 
 /// The origin in a store.
-pub struct Stored {
+pub struct StoredOrigin {
     dir: OwnedFd,
     /// Its record.
-    pub record: Record,
+    pub record: OriginRecord,
 }
 
 fn damaged(what: &str) -> VerbError {
@@ -102,7 +102,7 @@ fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     sys::rename_at(dir, &new, dir, name, RenameMode::Replace)
 }
 
-impl Stored {
+impl StoredOrigin {
     /// Returns whether the creation of a tree in the directory `root` was completed.
     pub fn is_there(root: impl AsFd) -> bool {
         open_origin(root).is_ok_and(|dir| sys::stat_at(&dir, RECORD).is_ok())
@@ -112,7 +112,7 @@ impl Stored {
     ///
     /// # Errors
     /// `bad-store`: it is damaged.
-    pub fn of(root: impl AsFd) -> VerbResult<Option<Stored>> {
+    pub fn of(root: impl AsFd) -> VerbResult<Option<StoredOrigin>> {
         let Ok(dir) = open_origin(&root) else {
             return match has_origin(&root) {
                 true => Err(damaged("what the store knew")),
@@ -130,24 +130,24 @@ impl Stored {
             read => read.map_err(|_| damaged("the record"))?,
         };
         let record = serde_json::from_slice(&bytes).map_err(|_| damaged("the record"))?;
-        Ok(Some(Stored { dir, record }))
+        Ok(Some(StoredOrigin { dir, record }))
     }
 
-    pub(super) fn take(self) -> VerbResult<(Record, Tree, Cache)> {
-        let Stored { dir, record } = self;
+    pub(super) fn take(self) -> VerbResult<(OriginRecord, SnapshotTree, ContentCache)> {
+        let StoredOrigin { dir, record } = self;
         let packed = read(&dir, TREE, TREE_BYTES_MAX).map_err(|_| damaged("the list of names"))?;
         if blake3::hash(&packed).to_hex().as_str() != record.tree {
             return Err(damaged("the list of names"));
         }
         let (sec, nsec) = record.made;
-        let tree = Tree::read(&packed, Time { sec, nsec });
+        let tree = SnapshotTree::read(&packed, Time { sec, nsec });
         let tree = tree.map_err(|_| damaged("the list of names"))?;
         match sys::mkdir_at(&dir, CACHE, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(unusable(errno)),
         }
         let cache = sys::open_beneath(&dir, CACHE, OpenKind::Dir).map_err(unusable)?;
-        Ok((record, tree, Cache(cache)))
+        Ok((record, tree, ContentCache(cache)))
     }
 }
 
@@ -163,11 +163,11 @@ impl Remote {
     ///
     /// # Errors
     /// `remote-failed`; `incomplete`: it contains no tree of ckptfs, or an invalid one.
-    pub fn make_origin(self, name: &str, pushed: &Pushed, root: &File) -> VerbResult<u64> {
+    pub fn make_origin(self, name: &str, pushed: &PushedSnapshot, root: &File) -> VerbResult<u64> {
         let made = sys::now();
         let repository = self.id();
         let (tree, left_out) = self.names(pushed, made)?;
-        let record = Record {
+        let record = OriginRecord {
             remote: name.to_owned(),
             repository,
             snapshot: pushed.snapshot.clone(),
@@ -186,7 +186,7 @@ impl Remote {
         Ok(left_out)
     }
 
-    fn names(self, pushed: &Pushed, latest: Time) -> VerbResult<(Vec<u8>, u64)> {
+    fn names(self, pushed: &PushedSnapshot, latest: Time) -> VerbResult<(Vec<u8>, u64)> {
         let broken = |what: &str| broken(pushed, what);
         let repo = self.repo.to_indexed().map_err(failed)?;
         let (root, totals) = measure(&repo, pushed)?;
@@ -197,7 +197,7 @@ impl Remote {
             Limits::new().names(),
             "bytes of names and attributes",
         )?;
-        let (mut written, mut left_out) = (Written::new(latest).map_err(unusable)?, 0);
+        let (mut written, mut left_out) = (TreeWriter::new(latest).map_err(unusable)?, 0);
         // Open directories: their numbers, and their remaining nodes.
         let mut open: Vec<(Slot, std::vec::IntoIter<Node>)> = Vec::new();
         let (mut next, mut left) = (Some((Slot(0), root)), totals.entries);
@@ -218,7 +218,7 @@ impl Remote {
                 .then_some((node.meta.device_id, node.meta.inode));
             let subtree = node.subtree.filter(|_| node.is_dir());
             let blobs = node.content.filter(|_| entry.kind == sys::Kind::File);
-            let row = Row {
+            let row = TreeRow {
                 up: up.0,
                 blobs: blobs.unwrap_or_default(),
                 entry,

@@ -50,7 +50,7 @@ struct Process {
 
 /// The reason why content cannot be read.
 #[derive(Debug)]
-pub enum Unread {
+pub enum FetchError {
     /// The remote does not deliver anything for now.
     Away(VerbError),
     /// This content is damaged or missing in the remote.
@@ -59,9 +59,9 @@ pub enum Unread {
     Here(Errno),
 }
 
-impl From<Errno> for Unread {
-    fn from(errno: Errno) -> Unread {
-        Unread::Here(errno)
+impl From<Errno> for FetchError {
+    fn from(errno: Errno) -> FetchError {
+        FetchError::Here(errno)
     }
 }
 
@@ -160,14 +160,14 @@ impl Source {
     /// Writes blobs to a file, each verified by its hash, and increments `progress` for each.
     ///
     /// # Errors
-    /// See [`Unread`].
+    /// See [`FetchError`].
     pub fn fetch(
         &self,
         blobs: &[DataId],
         size: u64,
         out: &File,
         progress: &AtomicU64,
-    ) -> Result<(), Unread> {
+    ) -> Result<(), FetchError> {
         let mut last_try = false;
         loop {
             let (process, is_new) = self.process().map_err(|cause| {
@@ -201,11 +201,11 @@ impl Source {
         blobs: &[DataId],
         (size, out): (u64, &File),
         progress: &AtomicU64,
-    ) -> io::Result<Result<(), Unread>> {
+    ) -> io::Result<Result<(), FetchError>> {
         // A lack of descriptors in the daemon is not the fault of the process.
         let pair = match UnixStream::pair() {
             Ok(pair) => pair,
-            Err(cause) => return Ok(Err(Unread::Here(cause.into()))),
+            Err(cause) => return Ok(Err(FetchError::Here(cause.into()))),
         };
         let mut socket = process.converse(pair, self.patience)?;
         let (mut at, mut last) = (0, None);
@@ -226,15 +226,15 @@ impl Source {
             last = Some((*id, blob));
         }
         Ok(match at == size {
-            true => sys::truncate(out, size).map_err(Unread::Here),
-            false => Err(Unread::Damaged(format!(
+            true => sys::truncate(out, size).map_err(FetchError::Here),
+            false => Err(FetchError::Damaged(format!(
                 "{at} bytes are there, and not {size}"
             ))),
         })
     }
 
     /// The error for a process that has ended or does not answer.
-    fn lost(&self, process: &Process, cause: &io::Error) -> Unread {
+    fn lost(&self, process: &Process, cause: &io::Error) -> FetchError {
         away(match (!is_timeout(cause)).then(|| process.end()) {
             None => format!("nothing has come for {} s", self.patience.as_secs()),
             Some(Ok(status)) => format!("the process that reads it has ended ({status})"),
@@ -243,8 +243,8 @@ impl Source {
     }
 }
 
-fn away(message: String) -> Unread {
-    Unread::Away(error(Code::RemoteFailed, message))
+fn away(message: String) -> FetchError {
+    FetchError::Away(error(Code::RemoteFailed, message))
 }
 
 fn is_timeout(cause: &io::Error) -> bool {
@@ -274,16 +274,16 @@ fn ask(
     socket: &mut BufReader<UnixStream>,
     id: &DataId,
     most: u64,
-) -> io::Result<Result<Vec<u8>, Unread>> {
+) -> io::Result<Result<Vec<u8>, FetchError>> {
     let blob = id.to_hex().to_string();
     send(socket.get_ref(), &Ask { blob, most })?;
     let length = match receive(&mut *socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
         Answer::Bytes(length) => length,
-        Answer::Away(error) => return Ok(Err(Unread::Away(error))),
-        Answer::Damaged(why) => return Ok(Err(Unread::Damaged(why))),
+        Answer::Away(error) => return Ok(Err(FetchError::Away(error))),
+        Answer::Damaged(why) => return Ok(Err(FetchError::Damaged(why))),
     };
     if length > most {
-        return Ok(Err(Unread::Damaged(
+        return Ok(Err(FetchError::Damaged(
             "it is longer than the file".to_owned(),
         )));
     }
@@ -294,7 +294,7 @@ fn ask(
     socket.read_exact(&mut bytes)?;
     Ok(match is_hash(id, &bytes) {
         true => Ok(bytes),
-        false => Err(Unread::Damaged("it does not have its hash".to_owned())),
+        false => Err(FetchError::Damaged("it does not have its hash".to_owned())),
     })
 }
 
@@ -313,7 +313,7 @@ mod tests {
     use crate::remote::restic::pull::hash;
 
     /// Fetches `content` from a process that answers like this.
-    fn fetched(content: &[u8], answer: &'static [u8]) -> Result<Vec<u8>, Unread> {
+    fn fetched(content: &[u8], answer: &'static [u8]) -> Result<Vec<u8>, FetchError> {
         let starter = move |control: OwnedFd| {
             std::thread::spawn(move || {
                 let (mut byte, mut sockets) = ([0], Vec::new());

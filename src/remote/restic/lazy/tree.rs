@@ -32,7 +32,7 @@ const HIDDEN_PREFIX: &[u8] = b".ckptfs-hidden-";
 
 /// One name.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct TreeRow {
     /// The number of the directory.
     #[serde(rename = "u")]
     pub up: u64,
@@ -53,20 +53,20 @@ struct Inode {
     /// The first of its names.
     place: Place,
     depth: usize,
-    /// The entries of a directory, sorted by [`Tree::finish`].
+    /// The entries of a directory, sorted by [`SnapshotTree::finish`].
     names: Vec<(Name, u32)>,
     blobs: Box<[DataId]>,
 }
 
 /// The names and attributes of a snapshot.
 #[derive(Debug, Default)]
-pub struct Tree {
+pub struct SnapshotTree {
     /// In order of their numbers, the root first.
     inodes: Vec<Inode>,
     names: usize,
 }
 
-/// Returns the index of a slot in [`Tree::inodes`].
+/// Returns the index of a slot in [`SnapshotTree::inodes`].
 fn index_of(slot: Slot) -> Option<usize> {
     match slot {
         Slot::ROOT => Some(0),
@@ -124,18 +124,18 @@ fn is_name(dir: Slot, name: &[u8]) -> bool {
     !is_ours && !is_none
 }
 
-impl Tree {
+impl SnapshotTree {
     /// Returns the number of the next new inode.
     pub fn next(&self) -> Slot {
         slot_of(self.inodes.len())
     }
 
-    /// Adds a name. `latest`: as [`Tree::read`].
+    /// Adds a name. `latest`: as [`SnapshotTree::read`].
     ///
     /// # Errors
     /// EINVAL: the row is invalid.
-    pub fn add(&mut self, row: Row, latest: Time) -> SysResult<()> {
-        let Row { up, entry, blobs } = row;
+    pub fn add(&mut self, row: TreeRow, latest: Time) -> SysResult<()> {
+        let TreeRow { up, entry, blobs } = row;
         let (up, slot) = (Slot(up), Slot(entry.inode));
         let name = Name::new(&entry.path.0);
         let (is_root, is_dir) = (self.inodes.is_empty(), entry.kind == Kind::Dir);
@@ -212,14 +212,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Reads the output of [`Written`]. `latest`: upper bound of each ctime.
+    /// Reads the output of [`TreeWriter`]. `latest`: upper bound of each ctime.
     ///
     /// # Errors
     /// EINVAL: it is damaged.
-    pub fn read(packed: &[u8], latest: Time) -> SysResult<Tree> {
+    pub fn read(packed: &[u8], latest: Time) -> SysResult<SnapshotTree> {
         let unpacked = zstd::stream::read::Decoder::new(packed).map_err(|_| Errno::EINVAL)?;
         let (mut lines, mut line) = (BufReader::with_capacity(1 << 20, unpacked), Vec::new());
-        let mut tree = Tree::default();
+        let mut tree = SnapshotTree::default();
         loop {
             line.clear();
             let read = (&mut lines)
@@ -318,24 +318,24 @@ impl Tree {
 }
 
 /// The writer of a tree.
-pub struct Written {
+pub struct TreeWriter {
     packer: zstd::stream::write::Encoder<'static, Vec<u8>>,
-    tree: Tree,
+    tree: SnapshotTree,
     latest: Time,
     /// The inodes of hard-linked files, by device and number.
     linked: HashMap<(u64, u64), Slot>,
 }
 
-impl Written {
-    /// Creates a writer. `latest`: as [`Tree::read`].
+impl TreeWriter {
+    /// Creates a writer. `latest`: as [`SnapshotTree::read`].
     ///
     /// # Errors
     /// EIO.
-    pub fn new(latest: Time) -> SysResult<Written> {
+    pub fn new(latest: Time) -> SysResult<TreeWriter> {
         let packer = zstd::stream::write::Encoder::new(Vec::new(), 1);
-        Ok(Written {
+        Ok(TreeWriter {
             packer: packer.map_err(|_| Errno::EIO)?,
-            tree: Tree::default(),
+            tree: SnapshotTree::default(),
             latest,
             linked: HashMap::new(),
         })
@@ -346,7 +346,7 @@ impl Written {
     ///
     /// # Errors
     /// EPERM: a device node, unless root mounts; EINVAL: the row is invalid.
-    pub fn add(&mut self, mut row: Row, linked: Option<(u64, u64)>) -> SysResult<Slot> {
+    pub fn add(&mut self, mut row: TreeRow, linked: Option<(u64, u64)>) -> SysResult<Slot> {
         if sys::ids().0 != 0 {
             row.entry = row.entry.of_stranger()?;
         }
@@ -381,7 +381,7 @@ mod tests {
 
     const LATEST: Time = Time { sec: 100, nsec: 0 };
 
-    fn row(up: u64, inode: u64, kind: Kind, name: &str) -> Row {
+    fn row(up: u64, inode: u64, kind: Kind, name: &str) -> TreeRow {
         let entry = ExportEntry {
             path: TreePath(name.as_bytes().to_vec()),
             kind,
@@ -406,11 +406,11 @@ mod tests {
             again: false,
         };
         let blobs = Vec::new();
-        Row { up, entry, blobs }
+        TreeRow { up, entry, blobs }
     }
 
     fn tree() -> Vec<u8> {
-        let mut written = Written::new(LATEST).expect("memory");
+        let mut written = TreeWriter::new(LATEST).expect("memory");
         for (up, kind, name, linked) in [
             (0, Kind::Dir, "", None),
             (1, Kind::File, "b", Some((1, 7))),
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let tree = Tree::read(&tree(), LATEST).expect("as written");
+        let tree = SnapshotTree::read(&tree(), LATEST).expect("as written");
         let root = Trail::root();
         let names: Vec<_> = tree.list(&root).expect("a directory");
         assert_eq!(
@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_and_what_is_damaged_is_no_panic() {
-        let mut root = Tree::default();
+        let mut root = SnapshotTree::default();
         root.add(row(0, 1, Kind::Dir, ""), LATEST).expect("a root");
         for bad in [
             row(1, 2, Kind::File, ""),
@@ -481,9 +481,9 @@ mod tests {
             for bit in [1, 0x80] {
                 let mut flipped = whole.clone();
                 flipped[at] ^= bit;
-                let _ = Tree::read(&flipped, LATEST);
+                let _ = SnapshotTree::read(&flipped, LATEST);
             }
-            let _ = Tree::read(&whole[..at], LATEST);
+            let _ = SnapshotTree::read(&whole[..at], LATEST);
         }
     }
 }

@@ -5,9 +5,9 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use super::filter::Probe;
-use super::merge::Merged;
-use super::run::{Cursor, Run};
-use super::{List, Listed, Runs, is_struck, keys};
+use super::merge::MergeIter;
+use super::run::{Run, RunCursor};
+use super::{ListedRun, RunList, Runs, is_struck, keys};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::hash::Hash;
 use crate::store::ids::{Epoch, Name, ObjectId, Slot};
@@ -21,15 +21,15 @@ impl Runs {
     /// Returns a cursor for each run that passes `of` and may have the key or prefix, oldest first.
     fn asked<'a>(
         &'a self,
-        list: &'a List,
+        list: &'a RunList,
         key: &[u8],
         of: impl Fn(&Run) -> bool + 'a,
-    ) -> impl DoubleEndedIterator<Item = (&'a Listed, Cursor<'a>)> {
+    ) -> impl DoubleEndedIterator<Item = (&'a ListedRun, RunCursor<'a>)> {
         let probe = Probe::of(key);
         list.runs
             .iter()
             .filter(move |listed| of(&listed.run) && listed.run.may_have(probe))
-            .map(|listed| (listed, Cursor::new(&listed.run, Some(&self.cache))))
+            .map(|listed| (listed, RunCursor::new(&listed.run, Some(&self.cache))))
     }
 
     /// Returns the first record of a key from an epoch on.
@@ -74,7 +74,7 @@ impl Runs {
         for listed in self.list().runs.iter().rev() {
             let mut last: Option<(Epoch, Vec<u8>)> = None;
             for (_, key) in told.iter().filter(|(probe, _)| listed.run.may_have(*probe)) {
-                let found = Cursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
+                let found = RunCursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
                 last = last
                     .into_iter()
                     .chain(found)
@@ -170,9 +170,9 @@ impl Runs {
 }
 
 /// A list of runs to walk.
-pub struct Walked(pub(super) Arc<List>);
+pub struct RunSnapshot(pub(super) Arc<RunList>);
 
-impl Walked {
+impl RunSnapshot {
     /// Calls `call` for every valid record whose key has this prefix, in order of keys and epochs.
     ///
     /// Errors: `Io`, `IndexDamaged`, those of `call`.
@@ -181,7 +181,7 @@ impl Walked {
         prefix: &[u8],
         mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>,
     ) -> StoreResult<()> {
-        let mut merged = Merged::new(&self.0.runs, &self.0.struck, prefix)?;
+        let mut merged = MergeIter::new(&self.0.runs, &self.0.struck, prefix)?;
         while let Some((key, epoch, value)) =
             merged.next()?.filter(|(key, _, _)| key.starts_with(prefix))
         {
@@ -192,19 +192,19 @@ impl Walked {
 }
 
 /// A walk over records in order of keys and epochs, in parallel with others.
-pub struct Walk<'a> {
-    merged: Merged<'a>,
+pub struct RunWalk<'a> {
+    merged: MergeIter<'a>,
     more: bool,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> RunWalk<'a> {
     /// Starts at the first record.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn new(Walked(list): &'a Walked) -> StoreResult<Walk<'a>> {
-        let mut merged = Merged::new(&list.runs, &list.struck, &[])?;
+    pub fn new(RunSnapshot(list): &'a RunSnapshot) -> StoreResult<RunWalk<'a>> {
+        let mut merged = MergeIter::new(&list.runs, &list.struck, &[])?;
         let more = merged.next()?.is_some();
-        Ok(Walk { merged, more })
+        Ok(RunWalk { merged, more })
     }
 
     /// Returns key and epoch of the current record; `None` at the end.

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::run::Cursor;
-use super::{FAN, Listed, Struck, is_struck, keys};
+use super::run::RunCursor;
+use super::{FAN, ListedRun, VoidRecords, is_struck, keys};
 use crate::store::error::StoreResult;
 use crate::store::ids::Epoch;
 
 /// Returns the newest neighbours of one level that are at least [`FAN`].
-pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
+pub fn due(runs: &[ListedRun]) -> Option<Range<usize>> {
     let mut end = runs.len();
     while let Some(level) = end
         .checked_sub(1)
@@ -29,14 +29,14 @@ pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
 }
 
 /// A record: key, epoch, value.
-pub type Item<'a> = (&'a [u8], Epoch, &'a [u8]);
+pub type RunEntry<'a> = (&'a [u8], Epoch, &'a [u8]);
 
 /// The records of several runs (oldest first) in order of keys and epochs, without void ones. For
 /// an equal key and epoch the oldest run counts, for places the newest.
-pub struct Merged<'a> {
-    struck: &'a Struck,
+pub struct MergeIter<'a> {
+    struck: &'a VoidRecords,
     /// Cursors at their next entry; those at the end are removed.
-    cursors: Vec<(Cursor<'a>, &'a Listed)>,
+    cursors: Vec<(RunCursor<'a>, &'a ListedRun)>,
     /// The record returned last.
     key: Vec<u8>,
     epoch: Epoch,
@@ -44,12 +44,16 @@ pub struct Merged<'a> {
     begun: bool,
 }
 
-impl<'a> Merged<'a> {
+impl<'a> MergeIter<'a> {
     /// Starts at the first key that is not less than `from`.
-    pub fn new(runs: &'a [Listed], struck: &'a Struck, from: &[u8]) -> StoreResult<Merged<'a>> {
+    pub fn new(
+        runs: &'a [ListedRun],
+        struck: &'a VoidRecords,
+        from: &[u8],
+    ) -> StoreResult<MergeIter<'a>> {
         let mut cursors = Vec::with_capacity(runs.len());
         for listed in runs {
-            let mut cursor = Cursor::new(&listed.run, None);
+            let mut cursor = RunCursor::new(&listed.run, None);
             let found = if from.is_empty() {
                 cursor.next()?
             } else {
@@ -59,7 +63,7 @@ impl<'a> Merged<'a> {
                 cursors.push((cursor, listed));
             }
         }
-        Ok(Merged {
+        Ok(MergeIter {
             struck,
             cursors,
             key: Vec::new(),
@@ -70,13 +74,13 @@ impl<'a> Merged<'a> {
     }
 
     /// Returns the previous record again.
-    pub fn last(&self) -> Item<'_> {
+    pub fn last(&self) -> RunEntry<'_> {
         (&self.key, self.epoch, &self.value)
     }
 
     /// Returns the cursor with the least entry.
     fn least(&self) -> Option<usize> {
-        let mut least: Option<(usize, &Cursor<'_>)> = None;
+        let mut least: Option<(usize, &RunCursor<'_>)> = None;
         for (at, (cursor, _)) in self.cursors.iter().enumerate() {
             let order =
                 least.map(|(_, least)| (&cursor.key, cursor.epoch).cmp(&(&least.key, least.epoch)));
@@ -90,7 +94,7 @@ impl<'a> Merged<'a> {
     }
 
     /// Returns the next record.
-    pub fn next(&mut self) -> StoreResult<Option<Item<'_>>> {
+    pub fn next(&mut self) -> StoreResult<Option<RunEntry<'_>>> {
         loop {
             let Some((at, (cursor, listed))) = self
                 .least()

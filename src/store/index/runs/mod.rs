@@ -32,10 +32,10 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-pub use self::look::{Walk, Walked};
-use self::merge::{Item, Merged};
-use self::needs::{Needs, Reader};
-use self::run::{Builder, Bytes, Cache, Out, Run, Weigh};
+pub use self::look::{RunSnapshot, RunWalk};
+use self::merge::{MergeIter, RunEntry};
+use self::needs::{NeededFilter, RetentionNeeds};
+use self::run::{BlockCache, BlockWeighter, Run, RunBuilder, RunSink, RunSource};
 use super::keys;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
@@ -59,7 +59,7 @@ const REPLACED_BYTES_MAX: u64 = 16 << 20;
 
 /// A listed run.
 #[derive(Clone)]
-pub struct Listed {
+pub struct ListedRun {
     /// The open run.
     pub run: Arc<Run>,
     /// The journal address at which its records start.
@@ -70,15 +70,15 @@ pub struct Listed {
 
 /// The list entry from which a run is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct RunListEntry {
     pub from: Address,
     pub number: u64,
     pub level: u8,
 }
 
-impl Listed {
-    pub fn line(&self) -> Line {
-        Line {
+impl ListedRun {
+    pub fn line(&self) -> RunListEntry {
+        RunListEntry {
             from: self.from,
             number: self.run.number,
             level: self.level,
@@ -88,14 +88,14 @@ impl Listed {
 
 /// The list of runs. A look-up uses one version of the list throughout.
 #[derive(Clone, Default)]
-struct List {
+struct RunList {
     /// Oldest first.
-    runs: Vec<Listed>,
+    runs: Vec<ListedRun>,
     /// Void data records.
-    struck: Struck,
+    struck: VoidRecords,
 }
 
-impl List {
+impl RunList {
     /// Returns the changes to the void records when these runs are merged: the merged run contains
     /// none of them, and starts where the oldest does.
     fn clean(
@@ -143,26 +143,26 @@ impl List {
 }
 
 /// Void data records: each is void in runs that start before the address.
-pub type Struck = BTreeMap<(Epoch, Slot), Address>;
+pub type VoidRecords = BTreeMap<(Epoch, Slot), Address>;
 
 /// The open runs of an index. Shared by reference between threads; one thread at a time changes the
 /// list.
 pub struct Runs {
     /// `None`: in memory.
     dir: Option<OwnedFd>,
-    list: RwLock<Arc<List>>,
-    cache: Cache,
+    list: RwLock<Arc<RunList>>,
+    cache: BlockCache,
     /// The next file number, the replaced files, and their bytes.
     files: Mutex<(u64, Vec<u64>, u64)>,
 }
 
 /// A merged run that is not listed yet.
-pub struct Merge {
-    pub made: Listed,
+pub struct RunMerge {
+    pub made: ListedRun,
     /// The range of the list that it replaces.
     due: Range<usize>,
     /// The runs in that range.
-    pub old: Vec<Listed>,
+    pub old: Vec<ListedRun>,
     /// Void records of these runs: the current address, and the new one; `None` removes the entry.
     pub clean: Vec<((Epoch, Slot), Address, Option<Address>)>,
 }
@@ -178,7 +178,7 @@ impl Runs {
     }
 
     fn with(dir: Option<OwnedFd>) -> Runs {
-        let cache = Cache::with_weighter(CACHE_BLOCKS, CACHE_BYTES, Weigh);
+        let cache = BlockCache::with_weighter(CACHE_BLOCKS, CACHE_BYTES, BlockWeighter);
         Runs {
             dir,
             list: RwLock::default(),
@@ -191,12 +191,17 @@ impl Runs {
     /// only for reading (`looked`).
     ///
     /// Errors: `Io`; `IndexDamaged`: a file is missing or incomplete.
-    pub fn open(dir: OwnedFd, lines: &[Line], struck: Struck, looked: bool) -> StoreResult<Runs> {
-        let mut list = List {
+    pub fn open(
+        dir: OwnedFd,
+        lines: &[RunListEntry],
+        struck: VoidRecords,
+        looked: bool,
+    ) -> StoreResult<Runs> {
+        let mut list = RunList {
             runs: Vec::with_capacity(lines.len()),
             struck,
         };
-        for Line {
+        for RunListEntry {
             from,
             number,
             level,
@@ -208,8 +213,8 @@ impl Runs {
                 }
                 file => file.map_err(failed("open"))?,
             };
-            list.runs.push(Listed {
-                run: Arc::new(Run::open(number, Bytes::File(file))?),
+            list.runs.push(ListedRun {
+                run: Arc::new(Run::open(number, RunSource::File(file))?),
                 from,
                 level,
             });
@@ -250,12 +255,12 @@ impl Runs {
         }
     }
 
-    /// Returns the current list for a [`Walk`].
-    pub fn walked(&self) -> Walked {
-        Walked(self.list())
+    /// Returns the current list for a [`RunWalk`].
+    pub fn walked(&self) -> RunSnapshot {
+        RunSnapshot(self.list())
     }
 
-    fn list(&self) -> Arc<List> {
+    fn list(&self) -> Arc<RunList> {
         Arc::clone(&self.list.read())
     }
 
@@ -266,7 +271,7 @@ impl Runs {
         &self,
         epochs: RangeInclusive<Epoch>,
         count: u64,
-        fill: impl FnOnce(&mut Builder) -> StoreResult<()>,
+        fill: impl FnOnce(&mut RunBuilder) -> StoreResult<()>,
     ) -> StoreResult<Arc<Run>> {
         let number = {
             let mut files = self.files.lock();
@@ -275,13 +280,13 @@ impl Runs {
         };
         let name = number.to_string();
         let out = match &self.dir {
-            Some(dir) => Out::File(
+            Some(dir) => RunSink::File(
                 at::open_file(dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)
                     .map_err(failed("make a file of"))?,
             ),
-            None => Out::Memory(Vec::new()),
+            None => RunSink::Memory(Vec::new()),
         };
-        let mut builder = Builder::new(out, *epochs.start(), *epochs.end(), count);
+        let mut builder = RunBuilder::new(out, *epochs.start(), *epochs.end(), count);
         let made = fill(&mut builder).and_then(|()| {
             let run = builder.finish(number).map_err(failed("write"))?;
             run.sync()
@@ -299,7 +304,11 @@ impl Runs {
     /// it.
     ///
     /// Errors: `Io`.
-    pub fn prepare<'a>(&self, entries: &[Item<'a>], from: Address) -> StoreResult<Option<Listed>> {
+    pub fn prepare<'a>(
+        &self,
+        entries: &[RunEntry<'a>],
+        from: Address,
+    ) -> StoreResult<Option<ListedRun>> {
         let epochs = || entries.iter().map(|(_, epoch, _)| *epoch);
         let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else {
             return Ok(None);
@@ -316,7 +325,7 @@ impl Runs {
                 .try_for_each(|(key, epoch, value)| builder.add(key, *epoch, value))
                 .map_err(failed("write"))
         })?;
-        Ok(Some(Listed {
+        Ok(Some(ListedRun {
             run,
             from,
             level: 0,
@@ -334,11 +343,11 @@ impl Runs {
     /// Lists a run, in place of all that start at its address or later, and adds void records.
     pub fn put(
         &self,
-        made: Option<Listed>,
+        made: Option<ListedRun>,
         struck: impl IntoIterator<Item = ((Epoch, Slot), Address)>,
     ) {
         let mut guard = self.list.write();
-        let mut list = List::clone(&guard);
+        let mut list = RunList::clone(&guard);
         list.struck.extend(struck);
         if let Some(made) = made {
             list.runs.retain(|listed| listed.from < made.from);
@@ -351,7 +360,7 @@ impl Runs {
     /// returns true. Durable on return.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
+    pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<Option<RunMerge>> {
         let list = self.list();
         let Some(due) = merge::due(&list.runs) else {
             return Ok(None);
@@ -366,10 +375,10 @@ impl Runs {
     /// Errors: `Io`, `IndexDamaged`.
     pub fn compact(
         &self,
-        needs: &Needs<'_>,
+        needs: &RetentionNeeds<'_>,
         end: Address,
         stop: &dyn Fn() -> bool,
-    ) -> StoreResult<Option<Merge>> {
+    ) -> StoreResult<Option<RunMerge>> {
         let list = self.list();
         let Some(count) = needs.due(&list.runs, end) else {
             return Ok(None);
@@ -385,12 +394,12 @@ impl Runs {
     /// if one is passed.
     fn join(
         &self,
-        list: &List,
+        list: &RunList,
         due: Range<usize>,
         up: u8,
-        mut reader: Option<Reader<'_>>,
+        mut reader: Option<NeededFilter<'_>>,
         stop: &dyn Fn() -> bool,
-    ) -> StoreResult<Option<Merge>> {
+    ) -> StoreResult<Option<RunMerge>> {
         let old = list.runs.get(due.clone()).unwrap_or_default();
         let runs = || old.iter().map(|listed| &*listed.run);
         let (Some(from), Some(first), Some(last)) = (
@@ -407,7 +416,7 @@ impl Runs {
         let count = needed.map_or(held, |needed| needed.min(held));
         let mut stopped = false;
         let run = self.make(first..=last, count, |builder| {
-            let mut merged = Merged::new(old, &list.struck, &[])?;
+            let mut merged = MergeIter::new(old, &list.struck, &[])?;
             let mut passed = 0u32;
             while let Some((key, epoch, value)) = merged.next()? {
                 let is_needed = match &mut reader {
@@ -429,12 +438,12 @@ impl Runs {
             return Ok(None);
         }
         let level = old.iter().map(|listed| listed.level).max().unwrap_or(0);
-        let made = Listed {
+        let made = ListedRun {
             run: run?,
             from,
             level: level.saturating_add(up),
         };
-        Ok(Some(Merge {
+        Ok(Some(RunMerge {
             made,
             clean: list.clean(due.clone(), &(first..=last)),
             due,
@@ -445,7 +454,7 @@ impl Runs {
     /// Returns whether the merged runs are still listed, and drops void records that have changed.
     /// If they are not, they belong to a replaced index, and so does the number of the new run's
     /// file.
-    pub fn settle(&self, merge: &mut Merge) -> bool {
+    pub fn settle(&self, merge: &mut RunMerge) -> bool {
         let list = self.list();
         merge
             .clean
@@ -460,9 +469,9 @@ impl Runs {
 
     /// Lists a settled merge. Returns whether so much was replaced that the caller should sync
     /// everything now and call [`Runs::remove_replaced`].
-    pub fn put_merged(&self, merge: Merge) -> bool {
+    pub fn put_merged(&self, merge: RunMerge) -> bool {
         let mut guard = self.list.write();
-        let mut list = List::clone(&guard);
+        let mut list = RunList::clone(&guard);
         list.runs.splice(merge.due, [merge.made]);
         for (key, _, upto) in merge.clean {
             match upto {
@@ -498,7 +507,7 @@ impl Runs {
 }
 
 /// Whether the record was voided after the run was written.
-fn is_struck(struck: &Struck, listed: &Listed, key: &[u8], epoch: Epoch) -> bool {
+fn is_struck(struck: &VoidRecords, listed: &ListedRun, key: &[u8], epoch: Epoch) -> bool {
     let slot = keys::data_slot(key);
     !struck.is_empty()
         && slot

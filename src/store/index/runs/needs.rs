@@ -9,15 +9,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::merge::Merged;
-use super::{Listed, PASSED_MAX, Struck, Walked, keys};
+use super::merge::MergeIter;
+use super::{ListedRun, PASSED_MAX, RunSnapshot, VoidRecords, keys};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
 /// The needed records, and the limit of compaction.
-pub struct Needs<'a> {
+pub struct RetentionNeeds<'a> {
     /// The kept checkpoints, including hidden ones, oldest first.
     pub kept: &'a [CheckpointId],
     /// Returns whether the object was removed. The record of an existing object stays, because it
@@ -34,10 +34,10 @@ pub fn is_read(kept: &[CheckpointId], before: Epoch, epoch: Epoch) -> bool {
         .is_some_and(|id| id.epoch() < epoch)
 }
 
-impl Needs<'_> {
+impl RetentionNeeds<'_> {
     /// Returns how many runs, oldest first, can be compacted, if enough of their epochs are no
     /// longer needed. `end` is the end of the last run's records.
-    pub fn due(&self, runs: &[Listed], end: Address) -> Option<usize> {
+    pub fn due(&self, runs: &[ListedRun], end: Address) -> Option<usize> {
         let ends = runs.iter().skip(1).map(|listed| listed.from).chain([end]);
         let count = ends.take_while(|end| *end <= self.upto).count();
         let runs = || runs.iter().take(count).map(|listed| &listed.run);
@@ -63,25 +63,25 @@ impl Needs<'_> {
     /// Errors: `Io`, `IndexDamaged`.
     pub fn reader(
         &self,
-        (of, later): (&[Listed], &[Listed]),
-        struck: &Struck,
+        (of, later): (&[ListedRun], &[ListedRun]),
+        struck: &VoidRecords,
         stop: &dyn Fn() -> bool,
-    ) -> StoreResult<Option<Reader<'_>>> {
-        let mut reader = Reader {
+    ) -> StoreResult<Option<NeededFilter<'_>>> {
+        let mut reader = NeededFilter {
             needs: self,
             key: Vec::new(),
             before: Epoch(0),
             value: Vec::new(),
             with: Vec::new(),
-            places: Places::default(),
+            places: LastPlaces::default(),
         };
-        let (mut with, mut places) = (Vec::new(), Places::default());
+        let (mut with, mut places) = (Vec::new(), LastPlaces::default());
         let mut passed = 0_u32;
         let mut stops = || {
             passed = passed.wrapping_add(1);
             passed.is_multiple_of(PASSED_MAX) && stop()
         };
-        let mut all = Merged::new(of, struck, &[])?;
+        let mut all = MergeIter::new(of, struck, &[])?;
         while let Some((key, epoch, value)) = all.next()? {
             places.see(key, epoch, value)?;
             if !keys::is_content(key) && reader.needs(key, epoch, value)? {
@@ -96,7 +96,7 @@ impl Needs<'_> {
                 return Ok(None);
             }
         }
-        let mut all = Merged::new(later, struck, &[])?;
+        let mut all = MergeIter::new(later, struck, &[])?;
         while let Some((key, _, value)) = all.next()? {
             places.need(key, value)?;
             if stops() {
@@ -106,7 +106,7 @@ impl Needs<'_> {
         places.close();
         with.sort_unstable();
         with.dedup();
-        Ok(Some(Reader {
+        Ok(Some(NeededFilter {
             key: Vec::new(),
             value: Vec::new(),
             with,
@@ -119,19 +119,22 @@ impl Needs<'_> {
 /// The last places of inodes, and the inodes whose places are needed: those in needed records, and
 /// the directories above them.
 #[derive(Default)]
-pub struct Places {
+pub struct LastPlaces {
     needed: HashSet<Slot>,
     /// Epoch of the last place, whether it is outside undo records, and its directory.
     last: HashMap<Slot, (Epoch, bool, Slot)>,
 }
 
-impl Places {
+impl LastPlaces {
     /// Returns the places that these checkpoints (oldest first) need.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn needed(Walked(list): &Walked, kept: &[CheckpointId]) -> StoreResult<Places> {
-        let (mut places, mut last) = (Places::default(), (Vec::new(), Epoch(0)));
-        let mut all = Merged::new(&list.runs, &list.struck, &[])?;
+    pub fn needed(
+        RunSnapshot(list): &RunSnapshot,
+        kept: &[CheckpointId],
+    ) -> StoreResult<LastPlaces> {
+        let (mut places, mut last) = (LastPlaces::default(), (Vec::new(), Epoch(0)));
+        let mut all = MergeIter::new(&list.runs, &list.struck, &[])?;
         while let Some((key, epoch, value)) = all.next()? {
             places.see(key, epoch, value)?;
             let before = if last.0 == key { last.1 } else { Epoch(0) };
@@ -188,19 +191,19 @@ impl Places {
     }
 }
 
-/// See [`Needs::reader`].
-pub struct Reader<'a> {
-    pub needs: &'a Needs<'a>,
+/// See [`RetentionNeeds::reader`].
+pub struct NeededFilter<'a> {
+    pub needs: &'a RetentionNeeds<'a>,
     key: Vec<u8>,
     before: Epoch,
     /// Value of the key's last needed record, if it is a place.
     value: Vec<u8>,
     /// Inodes and epochs with a needed record.
     with: Vec<(Slot, Epoch)>,
-    places: Places,
+    places: LastPlaces,
 }
 
-impl Reader<'_> {
+impl NeededFilter<'_> {
     /// Returns whether the next record is needed.
     ///
     /// Errors: `IndexDamaged`.

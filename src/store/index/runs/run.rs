@@ -25,7 +25,7 @@ use super::filter::{Filter, Probe};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Epoch;
 use crate::store::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
-use crate::sys::fault::{self, Call};
+use crate::sys::fault::{self, CallKind};
 use crate::sys::lock::Mutex;
 
 /// A block ends with the entry that reaches this size before compression: it is read and decoded
@@ -42,28 +42,28 @@ const TAIL: usize = 48;
 const WRITE_BYTES: usize = 1 << 18;
 
 /// Location of a run's bytes.
-pub enum Bytes {
+pub enum RunSource {
     File(File),
     Memory(Arc<Vec<u8>>),
 }
 
-impl Bytes {
+impl RunSource {
     fn len(&self) -> io::Result<u64> {
         match self {
-            Bytes::File(file) => Ok(file.metadata()?.len()),
-            Bytes::Memory(bytes) => Ok(bytes.len() as u64),
+            RunSource::File(file) => Ok(file.metadata()?.len()),
+            RunSource::Memory(bytes) => Ok(bytes.len() as u64),
         }
     }
 
     fn read(&self, at: u64, length: usize) -> io::Result<Vec<u8>> {
         match self {
-            Bytes::File(file) => {
-                fault::check(Call::Read)?;
+            RunSource::File(file) => {
+                fault::check(CallKind::Read)?;
                 let mut bytes = vec![0; length];
                 file.read_exact_at(&mut bytes, at)?;
                 Ok(bytes)
             }
-            Bytes::Memory(bytes) => {
+            RunSource::Memory(bytes) => {
                 let from = usize::try_from(at).unwrap_or(usize::MAX);
                 let part = bytes
                     .get(from..from.saturating_add(length))
@@ -90,7 +90,7 @@ pub struct Run {
     pub epochs: u64,
     pub entries: u64,
     pub bytes: u64,
-    source: Bytes,
+    source: RunSource,
     blocks: Vec<Block>,
     filter: Filter,
 }
@@ -105,14 +105,14 @@ fn sum(bytes: &[u8]) -> [u8; SUM] {
 }
 
 /// Destination of a run.
-pub enum Out {
+pub enum RunSink {
     File(File),
     Memory(Vec<u8>),
 }
 
 /// Writes a run.
-pub struct Builder {
-    out: Out,
+pub struct RunBuilder {
+    out: RunSink,
     buffer: Vec<u8>,
     first: Epoch,
     last: Epoch,
@@ -128,10 +128,10 @@ pub struct Builder {
     written: u64,
 }
 
-impl Builder {
+impl RunBuilder {
     /// Creates a builder for records between these epochs, `epochs` of which have records.
-    pub fn new(out: Out, first: Epoch, last: Epoch, epochs: u64) -> Builder {
-        Builder {
+    pub fn new(out: RunSink, first: Epoch, last: Epoch, epochs: u64) -> RunBuilder {
+        RunBuilder {
             out,
             buffer: Vec::new(),
             first,
@@ -224,11 +224,11 @@ impl Builder {
 
     fn write(&mut self) -> io::Result<()> {
         match &mut self.out {
-            Out::File(file) => {
-                fault::check(Call::Write)?;
+            RunSink::File(file) => {
+                fault::check(CallKind::Write)?;
                 file.write_all(&self.buffer)?;
             }
-            Out::Memory(bytes) => bytes.extend_from_slice(&self.buffer),
+            RunSink::Memory(bytes) => bytes.extend_from_slice(&self.buffer),
         }
         self.written += self.buffer.len() as u64;
         self.buffer.clear();
@@ -269,10 +269,10 @@ impl Builder {
         self.buffer.extend_from_slice(hash.as_bytes());
         self.write()?;
         let source = match self.out {
-            Out::File(file) => Bytes::File(file),
-            Out::Memory(bytes) => Bytes::Memory(Arc::new(bytes)),
+            RunSink::File(file) => RunSource::File(file),
+            RunSink::Memory(bytes) => RunSource::Memory(Arc::new(bytes)),
         };
-        let Builder {
+        let RunBuilder {
             first,
             last,
             epochs,
@@ -328,10 +328,10 @@ fn uint(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 impl Run {
-    /// Opens a run written by [`Builder::finish`].
+    /// Opens a run written by [`RunBuilder::finish`].
     ///
     /// Errors: `Io`; `IndexDamaged`: not a run, or incomplete.
-    pub fn open(number: u64, source: Bytes) -> StoreResult<Run> {
+    pub fn open(number: u64, source: RunSource) -> StoreResult<Run> {
         let failed = |error| StoreError::io("read", "index/runs")(error);
         let bytes = source.len().map_err(failed)?;
         let tail_at = bytes
@@ -382,7 +382,7 @@ impl Run {
         let length = uint(rest)?;
         let filter = Filter::from_bytes(take(rest, length)?);
         (first <= last && at == end).then_some(())?;
-        let source = Bytes::Memory(Arc::default());
+        let source = RunSource::Memory(Arc::default());
         Some(Run {
             number,
             first: Epoch(first),
@@ -409,8 +409,8 @@ impl Run {
     /// Makes the file durable.
     pub fn sync(&self) -> io::Result<()> {
         match &self.source {
-            Bytes::File(file) => Ok(crate::sys::fdatasync(file)?),
-            Bytes::Memory(_) => Ok(()),
+            RunSource::File(file) => Ok(crate::sys::fdatasync(file)?),
+            RunSource::Memory(_) => Ok(()),
         }
     }
 
@@ -440,23 +440,23 @@ impl Run {
 }
 
 /// Recently read blocks, by run number and block number.
-pub type Cache = quick_cache::sync::Cache<(u64, usize), Arc<Vec<u8>>, Weigh>;
+pub type BlockCache = quick_cache::sync::Cache<(u64, usize), Arc<Vec<u8>>, BlockWeighter>;
 
 /// The weight of a block in the cache.
 #[derive(Clone)]
-pub struct Weigh;
+pub struct BlockWeighter;
 
-impl quick_cache::Weighter<(u64, usize), Arc<Vec<u8>>> for Weigh {
+impl quick_cache::Weighter<(u64, usize), Arc<Vec<u8>>> for BlockWeighter {
     fn weight(&self, _: &(u64, usize), block: &Arc<Vec<u8>>) -> u64 {
         block.len() as u64 + 64
     }
 }
 
 /// Iterates over the entries of a run in order.
-pub struct Cursor<'a> {
+pub struct RunCursor<'a> {
     run: &'a Run,
     /// Cache for the blocks read; `None` for a single pass.
-    cache: Option<&'a Cache>,
+    cache: Option<&'a BlockCache>,
     block: Arc<Vec<u8>>,
     /// Offset of the next entry in the block.
     at: usize,
@@ -469,10 +469,10 @@ pub struct Cursor<'a> {
     value: std::ops::Range<usize>,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> RunCursor<'a> {
     /// Starts before the first entry.
-    pub fn new(run: &'a Run, cache: Option<&'a Cache>) -> Cursor<'a> {
-        Cursor {
+    pub fn new(run: &'a Run, cache: Option<&'a BlockCache>) -> RunCursor<'a> {
+        RunCursor {
             run,
             cache,
             block: Arc::default(),

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::tests::bench::Bench;
-use super::super::{Index, Needs, Opening};
+use super::super::{Index, IndexOpening, RetentionNeeds};
 use super::*;
 use crate::store::ids::{CheckpointId, ObjectId, ObjectOrigin};
 use crate::store::record::DataState;
@@ -63,7 +63,7 @@ fn a_merge_can_be_stopped() {
     index.merge(&|| true).unwrap();
     index
         .compact(
-            &Needs {
+            &RetentionNeeds {
                 kept: &[],
                 is_gone: &|_| true,
                 upto: bench.journal.position(),
@@ -101,7 +101,7 @@ fn a_changed_byte_is_found_when_it_is_read() {
     for at in 0..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
-        match Run::open(1, Bytes::Memory(Arc::new(bytes))).and_then(|run| run.check()) {
+        match Run::open(1, RunSource::Memory(Arc::new(bytes))).and_then(|run| run.check()) {
             Ok(()) => panic!("byte {at}"),
             Err(StoreError::IndexDamaged | StoreError::Io { .. }) => found += 1,
             Err(other) => panic!("{other}"),
@@ -113,7 +113,7 @@ fn a_changed_byte_is_found_when_it_is_read() {
     bytes[100] ^= 1;
     fs::write(&path, bytes).unwrap();
     let (index, opening) = bench.index();
-    assert_eq!(opening, Opening::Ready);
+    assert_eq!(opening, IndexOpening::Ready);
     assert!(matches!(index.dump(), Err(StoreError::IndexDamaged)));
     assert!((0..200).any(|n| matches!(
         index.first_after(&Key::Data(Slot(10 + n)), CheckpointId(0)),
@@ -167,7 +167,7 @@ fn what_happens_during_a_merge_counts() {
         );
         index.flush_durable().unwrap();
         drop(index);
-        assert_eq!(bench.index().1, Opening::Ready);
+        assert_eq!(bench.index().1, IndexOpening::Ready);
     }
 }
 

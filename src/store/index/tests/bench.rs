@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use super::super::{Batch, Index, Needs, Opening};
+use super::super::{Batch, Index, IndexOpening, RetentionNeeds};
 use crate::store::ids::{CheckpointId, ObjectId};
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::Layout;
@@ -27,7 +27,7 @@ impl Bench {
         }
     }
 
-    pub fn index(&self) -> (Index, Opening) {
+    pub fn index(&self) -> (Index, IndexOpening) {
         Index::open(&self.layout).unwrap()
     }
 
@@ -81,7 +81,7 @@ impl Bench {
         upto: Address,
     ) -> bool {
         let kept: Vec<CheckpointId> = kept.into_iter().map(CheckpointId).collect();
-        let needs = Needs {
+        let needs = RetentionNeeds {
             kept: &kept,
             is_gone,
             upto,

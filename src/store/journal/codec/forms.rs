@@ -1,11 +1,11 @@
-//! Encodings of values: one [`Form`] for each encoding, and macros for structs and enums.
+//! Encodings of values: one [`Encoding`] for each encoding, and macros for structs and enums.
 
 use crate::store::error::CodecError;
 
 type Coded<T> = Result<T, CodecError>;
 
-/// An encoding of values of a type: [`Form::put`] appends it, [`Form::take`] reads it.
-pub(super) trait Form<T> {
+/// An encoding of values of a type: [`Encoding::put`] appends it, [`Encoding::take`] reads it.
+pub(super) trait Encoding<T> {
     fn put(value: &T, out: &mut Vec<u8>) -> Coded<()>;
 
     /// Reads a value from the beginning of the bytes.
@@ -13,15 +13,15 @@ pub(super) trait Form<T> {
 }
 
 /// The encoding of a type that has only one.
-pub(super) struct Own;
+pub(super) struct DefaultEncoding;
 /// `bytes` with a length limit.
 pub(super) struct Bytes<const MAX: usize>;
 /// As [`Bytes`], in UTF-8.
 pub(super) struct Text<const MAX: usize>;
 /// `list` with a limit on the items, each of this form.
-pub(super) struct List<const MAX: usize, F = Own>(std::marker::PhantomData<F>);
+pub(super) struct List<const MAX: usize, F = DefaultEncoding>(std::marker::PhantomData<F>);
 /// `option` of this form.
-pub(super) struct Maybe<F = Own>(std::marker::PhantomData<F>);
+pub(super) struct OptionOf<F = DefaultEncoding>(std::marker::PhantomData<F>);
 
 /// An enum whose variants are numbered.
 pub(super) trait Tagged: Sized {
@@ -33,7 +33,7 @@ pub(super) trait Tagged: Sized {
 /// The form of a field: the named one, by default its own.
 macro_rules! form {
     () => {
-        $crate::store::journal::codec::forms::Own
+        $crate::store::journal::codec::forms::DefaultEncoding
     };
     ($form:ty) => {
         $form
@@ -45,15 +45,15 @@ pub(super) use form;
 /// its value after decoding.
 macro_rules! fields {
     ($($type:ident { $($field:tt $(: $form:ty)?),* $(; $unwritten:ident = $value:expr)? })*) => {$(
-        impl Form<$type> for Own {
+        impl Encoding<$type> for DefaultEncoding {
             fn put(value: &$type, out: &mut Vec<u8>) -> Coded<()> {
-                $(<forms::form!($($form)?) as Form<_>>::put(&value.$field, out)?;)*
+                $(<forms::form!($($form)?) as Encoding<_>>::put(&value.$field, out)?;)*
                 Ok(())
             }
 
             fn take(from: &mut &[u8]) -> Coded<$type> {
                 Ok($type {
-                    $($field: <forms::form!($($form)?) as Form<_>>::take(from)?),*
+                    $($field: <forms::form!($($form)?) as Encoding<_>>::take(from)?),*
                     $(, $unwritten: $value)?
                 })
             }
@@ -85,8 +85,8 @@ macro_rules! variants {
                     $({ $($field),* $(, $fixed: $value)? })?
                     $(( $($item),* ))? => {
                         $(out.push($byte);)?
-                        $($(<forms::form!($($form)?) as Form<_>>::put($field, out)?;)*)?
-                        $($(<$of as Form<_>>::put($item, out)?;)*)?
+                        $($(<forms::form!($($form)?) as Encoding<_>>::put($field, out)?;)*)?
+                        $($(<$of as Encoding<_>>::put($item, out)?;)*)?
                     })*
                 }
                 Ok(())
@@ -97,10 +97,10 @@ macro_rules! variants {
                 Ok(match tag {
                     $($tag $(if forms::eat(from, $byte))? => $type::$variant
                     $({
-                        $($field: <forms::form!($($form)?) as Form<_>>::take(from)?),*
+                        $($field: <forms::form!($($form)?) as Encoding<_>>::take(from)?),*
                         $(, $fixed: $value)?
                     })?
-                    $(( $(<$of as Form<_>>::take(from)?),* ))?,)*
+                    $(( $(<$of as Encoding<_>>::take(from)?),* ))?,)*
                     _ => return Err(CodecError::Unknown),
                 })
             }
@@ -109,7 +109,7 @@ macro_rules! variants {
 }
 pub(super) use variants;
 
-impl<T: Tagged> Form<T> for Own {
+impl<T: Tagged> Encoding<T> for DefaultEncoding {
     fn put(value: &T, out: &mut Vec<u8>) -> Coded<()> {
         out.push(value.tag() as u8);
         value.put_fields(out)
@@ -142,7 +142,7 @@ pub(super) fn put_uint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-impl Form<u64> for Own {
+impl Encoding<u64> for DefaultEncoding {
     fn put(value: &u64, out: &mut Vec<u8>) -> Coded<()> {
         put_uint(*value, out);
         Ok(())
@@ -167,29 +167,29 @@ impl Form<u64> for Own {
     }
 }
 
-impl Form<u32> for Own {
+impl Encoding<u32> for DefaultEncoding {
     fn put(value: &u32, out: &mut Vec<u8>) -> Coded<()> {
-        Own::put(&u64::from(*value), out)
+        DefaultEncoding::put(&u64::from(*value), out)
     }
 
     fn take(from: &mut &[u8]) -> Coded<u32> {
-        let value: u64 = Own::take(from)?;
+        let value: u64 = DefaultEncoding::take(from)?;
         u32::try_from(value).map_err(|_| CodecError::Range)
     }
 }
 
-impl Form<i64> for Own {
+impl Encoding<i64> for DefaultEncoding {
     fn put(value: &i64, out: &mut Vec<u8>) -> Coded<()> {
-        Own::put(&(((value << 1) ^ (value >> 63)) as u64), out)
+        DefaultEncoding::put(&(((value << 1) ^ (value >> 63)) as u64), out)
     }
 
     fn take(from: &mut &[u8]) -> Coded<i64> {
-        let value: u64 = Own::take(from)?;
+        let value: u64 = DefaultEncoding::take(from)?;
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 }
 
-impl Form<bool> for Own {
+impl Encoding<bool> for DefaultEncoding {
     fn put(value: &bool, out: &mut Vec<u8>) -> Coded<()> {
         out.push(u8::from(*value));
         Ok(())
@@ -204,7 +204,7 @@ impl Form<bool> for Own {
     }
 }
 
-impl Form<[u8; 32]> for Own {
+impl Encoding<[u8; 32]> for DefaultEncoding {
     fn put(value: &[u8; 32], out: &mut Vec<u8>) -> Coded<()> {
         out.extend_from_slice(value);
         Ok(())
@@ -219,7 +219,7 @@ impl Form<[u8; 32]> for Own {
 
 /// Reads a length or count of at most `max`.
 fn count(from: &mut &[u8], max: usize) -> Coded<usize> {
-    let value: u64 = Own::take(from)?;
+    let value: u64 = DefaultEncoding::take(from)?;
     let value = usize::try_from(value).map_err(|_| CodecError::Range)?;
     if value > max {
         Err(CodecError::Limit)
@@ -232,7 +232,7 @@ fn put_count(count: usize, max: usize, out: &mut Vec<u8>) -> Coded<()> {
     if count > max {
         return Err(CodecError::Limit);
     }
-    Own::put(&(count as u64), out)
+    DefaultEncoding::put(&(count as u64), out)
 }
 
 impl<const MAX: usize> Bytes<MAX> {
@@ -251,7 +251,7 @@ impl<const MAX: usize> Bytes<MAX> {
     }
 }
 
-impl<const MAX: usize> Form<Vec<u8>> for Bytes<MAX> {
+impl<const MAX: usize> Encoding<Vec<u8>> for Bytes<MAX> {
     fn put(bytes: &Vec<u8>, out: &mut Vec<u8>) -> Coded<()> {
         Bytes::<MAX>::put(bytes, out)
     }
@@ -261,7 +261,7 @@ impl<const MAX: usize> Form<Vec<u8>> for Bytes<MAX> {
     }
 }
 
-impl<const MAX: usize> Form<String> for Text<MAX> {
+impl<const MAX: usize> Encoding<String> for Text<MAX> {
     fn put(text: &String, out: &mut Vec<u8>) -> Coded<()> {
         Bytes::<MAX>::put(text.as_bytes(), out)
     }
@@ -274,7 +274,7 @@ impl<const MAX: usize> Form<String> for Text<MAX> {
     }
 }
 
-impl<const MAX: usize, T, F: Form<T>> Form<Vec<T>> for List<MAX, F> {
+impl<const MAX: usize, T, F: Encoding<T>> Encoding<Vec<T>> for List<MAX, F> {
     fn put(items: &Vec<T>, out: &mut Vec<u8>) -> Coded<()> {
         put_count(items.len(), MAX, out)?;
         items.iter().try_for_each(|item| F::put(item, out))
@@ -295,14 +295,14 @@ impl<const MAX: usize, T, F: Form<T>> Form<Vec<T>> for List<MAX, F> {
     }
 }
 
-impl<T, F: Form<T>> Form<Option<T>> for Maybe<F> {
+impl<T, F: Encoding<T>> Encoding<Option<T>> for OptionOf<F> {
     fn put(value: &Option<T>, out: &mut Vec<u8>) -> Coded<()> {
-        Own::put(&value.is_some(), out)?;
+        DefaultEncoding::put(&value.is_some(), out)?;
         value.as_ref().map_or(Ok(()), |value| F::put(value, out))
     }
 
     fn take(from: &mut &[u8]) -> Coded<Option<T>> {
-        let is_some: bool = Own::take(from)?;
+        let is_some: bool = DefaultEncoding::take(from)?;
         if is_some {
             F::take(from).map(Some)
         } else {
@@ -311,7 +311,7 @@ impl<T, F: Form<T>> Form<Option<T>> for Maybe<F> {
     }
 }
 
-impl<A, B, F: Form<A>, G: Form<B>> Form<(A, B)> for (F, G) {
+impl<A, B, F: Encoding<A>, G: Encoding<B>> Encoding<(A, B)> for (F, G) {
     fn put((one, other): &(A, B), out: &mut Vec<u8>) -> Coded<()> {
         F::put(one, out)?;
         G::put(other, out)

@@ -1,6 +1,6 @@
 //! Packed segments.
 
-use super::super::Verdict;
+use super::super::PackDecision;
 use super::super::frame::{Gap, Link};
 use super::super::pack::{self, Packer};
 use super::*;
@@ -8,12 +8,12 @@ use crate::store::tests::made::{closed, deleted, undo};
 
 /// Closes the current segment and packs all closed ones; `verdict` decides by the number in each
 /// record.
-fn pack_all(journal: &Journal, verdict: impl Fn(u64) -> Verdict) {
+fn pack_all(journal: &Journal, verdict: impl Fn(u64) -> PackDecision) {
     journal.close_segment(0).unwrap();
     for (number, _) in journal.closed().unwrap() {
         let packed = journal
             .pack(number, &mut |_, record| {
-                Ok(number_of(&record).map_or(Verdict::Keep, &verdict))
+                Ok(number_of(&record).map_or(PackDecision::Keep, &verdict))
             })
             .unwrap();
         if let Some(packed) = packed {
@@ -43,7 +43,7 @@ fn a_packed_segment_is_read_as_it_was() {
     let places: Vec<Address> = (1..=60)
         .map(|n| journal.append(&[large(n, 600)]).unwrap()[0])
         .collect();
-    pack_all(&journal, |_| Verdict::Keep);
+    pack_all(&journal, |_| PackDecision::Keep);
     assert!(!bench.segment(1).exists() && bench.journal().join("packs/00000001").exists());
     let look = |journal: &Journal| {
         let found: Vec<(Address, u64)> = journal
@@ -88,9 +88,9 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
         .collect();
     pack_all(&journal, |n| {
         if n.is_multiple_of(3) {
-            Verdict::LeaveOut
+            PackDecision::LeaveOut
         } else {
-            Verdict::Keep
+            PackDecision::Keep
         }
     });
     let left: Vec<u64> = (1..=60).filter(|n| n % 3 != 0).collect();
@@ -103,16 +103,19 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
     // A second pass with fewer records: gaps are merged, and changed records stay changed.
     let shorter = |n: u64| {
         if n.is_multiple_of(2) {
-            Verdict::Less(large(n, 5))
+            PackDecision::Less(large(n, 5))
         } else {
-            Verdict::LeaveOut
+            PackDecision::LeaveOut
         }
     };
-    pack_all(
-        &journal,
-        |n| if n < 50 { shorter(n) } else { Verdict::Keep },
-    );
-    pack_all(&journal, |_| Verdict::Keep);
+    pack_all(&journal, |n| {
+        if n < 50 {
+            shorter(n)
+        } else {
+            PackDecision::Keep
+        }
+    });
+    pack_all(&journal, |_| PackDecision::Keep);
     drop(journal);
     let (journal, _) = bench.open();
     assert_eq!(
@@ -186,9 +189,9 @@ fn checkpoints_count_up_by_as_many_as_frames_are_gone_at_most() {
         };
         let judge = &mut |_, record: Record| {
             Ok(if goes(&record) {
-                Verdict::LeaveOut
+                PackDecision::LeaveOut
             } else {
-                Verdict::Keep
+                PackDecision::Keep
             })
         };
         if let Some(packed) = journal.pack(1, judge).unwrap() {
@@ -212,7 +215,7 @@ fn checkpoints_count_up_by_as_many_as_frames_are_gone_at_most() {
 /// The number of missing frames in a pack is bounded by their space.
 #[test]
 fn a_pack_has_no_more_frames_gone_than_there_was_room_for() {
-    let identity = Identity::new(Bench::new().layout.id());
+    let identity = JournalKey::new(Bench::new().layout.id());
     let link = |seq| Link {
         seq,
         hash: identity.genesis().hash,
@@ -242,9 +245,9 @@ fn a_damaged_or_missing_pack_is_told() {
     (1..=60).for_each(|n| drop(journal.append(&[large(n, 600)]).unwrap()));
     pack_all(&journal, |n| {
         if n.is_multiple_of(2) {
-            Verdict::LeaveOut
+            PackDecision::LeaveOut
         } else {
-            Verdict::Keep
+            PackDecision::Keep
         }
     });
     let last = journal.closed().unwrap().len() as u32;

@@ -10,9 +10,9 @@ use rustix::fs::{
     mknodat, statx, utimensat,
 };
 
-use super::{Found, create, said};
+use super::{ProbeResult, create, said};
 
-pub(super) fn birth_time(dir: &Path) -> Found {
+pub(super) fn birth_time(dir: &Path) -> ProbeResult {
     let file = create(&dir.join("f"), b"text")?;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::ALL)?;
     Ok(format!(
@@ -21,7 +21,7 @@ pub(super) fn birth_time(dir: &Path) -> Found {
     ))
 }
 
-pub(super) fn attributes_of_a_directory(dir: &Path) -> Found {
+pub(super) fn attributes_of_a_directory(dir: &Path) -> ProbeResult {
     let made = dir.join("d");
     fs::create_dir(&made)?;
     (0..3).try_for_each(|number| fs::create_dir(made.join(number.to_string())))?;
@@ -37,12 +37,12 @@ pub(super) fn attributes_of_a_directory(dir: &Path) -> Found {
     ))
 }
 
-pub(super) fn inode_flags(dir: &Path) -> Found {
+pub(super) fn inode_flags(dir: &Path) -> ProbeResult {
     let file = create(&dir.join("f"), b"text")?;
     Ok(format!("{:?}", rustix::fs::ioctl_getflags(&file)?))
 }
 
-pub(super) fn xattrs(dir: &Path) -> Found {
+pub(super) fn xattrs(dir: &Path) -> ProbeResult {
     let path = dir.join("f");
     create(&path, b"text")?;
     let set = |name: &str, length, how| {
@@ -81,7 +81,7 @@ pub(super) fn xattrs(dir: &Path) -> Found {
     Ok(format!("{} {}", all.join(" "), names.join(" ")))
 }
 
-pub(super) fn xattr_too_long(dir: &Path) -> Found {
+pub(super) fn xattr_too_long(dir: &Path) -> ProbeResult {
     let path = dir.join("f");
     create(&path, b"text")?;
     let set = |length| {
@@ -95,7 +95,7 @@ pub(super) fn xattr_too_long(dir: &Path) -> Found {
     ))
 }
 
-pub(super) fn xattrs_of_a_link_and_a_fifo(dir: &Path) -> Found {
+pub(super) fn xattrs_of_a_link_and_a_fifo(dir: &Path) -> ProbeResult {
     symlink("nowhere", dir.join("link"))?;
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RWXU, 0)?;
     let set = |name: &str, key: &str| {
@@ -141,7 +141,7 @@ fn news(path: &Path) -> io::Result<String> {
 }
 
 /// Truncation to the current size still changes the times (open(2), ftruncate(2)).
-pub(super) fn times_of_truncation(dir: &Path) -> Found {
+pub(super) fn times_of_truncation(dir: &Path) -> ProbeResult {
     let mut all = Vec::new();
     for (name, bytes) in [("empty", &b""[..]), ("full", b"text")] {
         let path = dir.join(name);
@@ -163,7 +163,7 @@ pub(super) fn times_of_truncation(dir: &Path) -> Found {
 }
 
 /// A write of zero bytes changes nothing.
-pub(super) fn times_of_nothing(dir: &Path) -> Found {
+pub(super) fn times_of_nothing(dir: &Path) -> ProbeResult {
     let path = dir.join("f");
     let file = create(&path, b"text")?;
     make_old(&path, 1000, 1000)?;
@@ -175,7 +175,7 @@ pub(super) fn times_of_nothing(dir: &Path) -> Found {
 }
 
 /// relatime: a read updates the access time unless it is newer than the modification time.
-pub(super) fn access_time(dir: &Path) -> Found {
+pub(super) fn access_time(dir: &Path) -> ProbeResult {
     let path = dir.join("f");
     create(&path, b"text")?;
     make_old(&path, 1000, 2000)?;
@@ -187,7 +187,7 @@ pub(super) fn access_time(dir: &Path) -> Found {
     Ok(format!("{read} {}", news(&dir.join("l"))?))
 }
 
-pub(super) fn access_time_of_a_directory(dir: &Path) -> Found {
+pub(super) fn access_time_of_a_directory(dir: &Path) -> ProbeResult {
     let path = dir.join("d");
     fs::create_dir(&path)?;
     create(&path.join("f"), b"text")?;
@@ -196,7 +196,7 @@ pub(super) fn access_time_of_a_directory(dir: &Path) -> Found {
     news(&path)
 }
 
-pub(super) fn access_time_not_wanted(dir: &Path) -> Found {
+pub(super) fn access_time_not_wanted(dir: &Path) -> ProbeResult {
     let path = dir.join("f");
     create(&path, b"text")?;
     make_old(&path, 1000, 2000)?;
@@ -208,7 +208,7 @@ pub(super) fn access_time_not_wanted(dir: &Path) -> Found {
     news(&path)
 }
 
-pub(super) fn set_group_directory(dir: &Path) -> Found {
+pub(super) fn set_group_directory(dir: &Path) -> ProbeResult {
     let path = dir.join("d");
     fs::create_dir(&path)?;
     std::os::unix::fs::chown(&path, None, Some(1))?;

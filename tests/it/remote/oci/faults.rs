@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::super::proxy::{Passed, Proxy};
+use super::super::proxy::{ForwardedBytes, Proxy};
 use super::images::{assert_is, pull, push};
 use super::server::{Server, missing};
 use crate::common::command::{TOOL_SECONDS, wait_limited};
@@ -69,7 +69,7 @@ fn a_connection_that_is_cut(v: Variant) {
     for moment in MOMENTS {
         let cut = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&cut);
-        let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
+        let proxy = Proxy::start(server.port, move |ForwardedBytes { sent, .. }| {
             sent < moment || count.fetch_add(1, Ordering::Relaxed) > 0
         });
         let pushed = push(&rig, &place(&proxy, "project:again"), "2");
@@ -128,7 +128,7 @@ fn a_registry_that_is_killed(v: Variant) {
     let mut server = Server::start(dir.path());
     let trees = prepared(&rig, &server);
     let pid = server.pid();
-    let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
+    let proxy = Proxy::start(server.port, move |ForwardedBytes { sent, .. }| {
         if sent > MOMENTS[2] {
             process::kill(pid);
         }
@@ -164,7 +164,7 @@ fn a_push_that_is_killed(v: Variant) {
     for moment in MOMENTS {
         let pid = Arc::new(AtomicU64::new(0));
         let whom = Arc::clone(&pid);
-        let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
+        let proxy = Proxy::start(server.port, move |ForwardedBytes { sent, .. }| {
             if sent >= moment {
                 // The position may be reached before the pid is stored.
                 while whom.load(Ordering::Acquire) == 0 {

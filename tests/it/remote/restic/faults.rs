@@ -321,7 +321,7 @@ fn a_disk_that_is_full(v: Variant) {
     rig.mount.checkpoint();
     let expected = tree(rig.path());
     let user = User::new();
-    let small = Small::mount(&user.dir.path().join("small"), "12m");
+    let small = SmallTmpfs::mount(&user.dir.path().join("small"), "12m");
     user.add(small.0.join("repository").to_str().expect("UTF-8"));
     let said = fails(&mut user.command(rig.path(), &["push", "home"]), SECONDS);
     assert!(said.contains("No space left"), "{said}");
@@ -331,7 +331,7 @@ fn a_disk_that_is_full(v: Variant) {
     );
     small.resize("100m");
     user.push(&rig, &[]);
-    let full = Small::mount(&user.dir.path().join("full"), "12m");
+    let full = SmallTmpfs::mount(&user.dir.path().join("full"), "12m");
     let into = full.0.join("into");
     let target = into.to_str().expect("UTF-8").to_owned();
     let ran = run_limited(
@@ -347,17 +347,17 @@ fn a_disk_that_is_full(v: Variant) {
 }
 
 /// A tmpfs.
-struct Small(PathBuf);
+struct SmallTmpfs(PathBuf);
 
-impl Small {
-    fn mount(at: &Path, size: &str) -> Small {
+impl SmallTmpfs {
+    fn mount(at: &Path, size: &str) -> SmallTmpfs {
         fs::create_dir(at).expect("mkdir");
         let size = format!("size={size}");
         succeeds(
             tool("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at),
             60,
         );
-        Small(at.to_owned())
+        SmallTmpfs(at.to_owned())
     }
 
     fn resize(&self, size: &str) {
@@ -366,7 +366,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         run_limited(tool("umount", &["-l"]).arg(&self.0), 60);
     }

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::hostile::forge;
 use super::kinds::{Kind, Server};
-use super::lazy::Lazy;
+use super::lazy::RemoteMount;
 use super::{SECONDS, User};
 use crate::common::command::{fails, run_limited};
 use crate::common::tree::names;
@@ -95,7 +95,7 @@ fn a_mount_goes_on_whatever_the_keys_are(v: Variant) {
     rig.mount.checkpoint();
     let user = User::new();
     user.push(&rig, &[]);
-    let lazy = Lazy::impatient(v, &user, &rig, &["--no-fetch"]);
+    let lazy = RemoteMount::impatient(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     let keys = user.repository().join("keys");
     let own = keys.join(names(&keys).remove(0));
@@ -114,7 +114,7 @@ fn a_mount_goes_on_whatever_the_keys_are(v: Variant) {
 }
 
 /// Returns the process id of the worker.
-fn daemon(lazy: &Lazy) -> u64 {
+fn daemon(lazy: &RemoteMount) -> u64 {
     let pid = &lazy.mount.status_json()["daemon"]["pid"];
     pid.as_u64().expect("a number")
 }
@@ -169,7 +169,7 @@ fn a_mount_takes_no_more_than_a_file_has(v: Variant) {
     if forge(&user, &told).is_none() {
         return;
     }
-    let lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let pid = daemon(&lazy);
     assert!(fs::read(lazy.mount.path().join("f")).is_err());
     assert_eq!(daemon(&lazy), pid);

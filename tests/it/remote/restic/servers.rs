@@ -18,7 +18,7 @@ use crate::common::command::{fails, has, run_limited, sh, stdout_of, succeeds};
 use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, assert_same, tree};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, sample_tree, skip, tool, tree_of};
-use crate::remote::proxy::{Passed, Proxy};
+use crate::remote::proxy::{ForwardedBytes, Proxy};
 
 for_each_variant! { xfs => a_bucket, a_real_bucket, a_rest_server, a_server_behind_rclone, a_connection_that_is_cut }
 
@@ -291,7 +291,7 @@ fn cut_anywhere(v: Variant) {
         for verb in [&["push", "home"][..], &["pull", "home", "--into", to]] {
             let cut_at = random.next() % (SIZE * 11 / 10);
             // Permanent: each retry fails there.
-            let proxy = Proxy::start(server.port, move |Passed { sent, received }| {
+            let proxy = Proxy::start(server.port, move |ForwardedBytes { sent, received }| {
                 sent + received < cut_at
             });
             user.force(&at(proxy.port));
@@ -329,7 +329,9 @@ fn a_connection_that_is_cut(v: Variant) {
     let expected = tree(rig.path());
     let user = User::in_bucket(server.port);
     let cut_at = SIZE * 2 / 3;
-    let proxy = Proxy::start(server.port, move |Passed { sent, .. }| sent < cut_at);
+    let proxy = Proxy::start(server.port, move |ForwardedBytes { sent, .. }| {
+        sent < cut_at
+    });
     user.add(&bucket(proxy.port));
     fails(&mut user.command(rig.path(), &["push", "home"]), SECONDS);
     user.add(&bucket(server.port));
@@ -347,7 +349,7 @@ fn a_connection_that_is_cut(v: Variant) {
     let into = rig.path().parent().expect("the image").join("into");
     for moment in [1, 2, 3] {
         let cut_at = SIZE * moment / 4;
-        let proxy = Proxy::start(server.port, move |Passed { received, .. }| {
+        let proxy = Proxy::start(server.port, move |ForwardedBytes { received, .. }| {
             received < cut_at
         });
         user.add(&bucket(proxy.port));

@@ -11,7 +11,7 @@ use crate::common::command::{fails, sh, succeeds};
 use crate::common::tree::{assert_same, tree};
 use crate::common::wait::WAIT;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, tool};
-use crate::remote::proxy::{Passed, Proxy};
+use crate::remote::proxy::{ForwardedBytes, Proxy};
 
 /// Idle timeout in seconds.
 const IDLE: &str = "3";
@@ -83,7 +83,7 @@ fn stalls(v: Variant, kind: Kind) {
     let mut user = User::of(&server);
     let pid = server.pid();
     // The first chunk past the position stops the server.
-    let stops = move |is_time: fn(Passed) -> bool| {
+    let stops = move |is_time: fn(ForwardedBytes) -> bool| {
         let is_done = AtomicBool::new(false);
         move |passed| {
             if is_time(passed) && !is_done.swap(true, Ordering::Relaxed) {

@@ -93,13 +93,13 @@ fn sends(first: &'static [u8], more: &'static [u8]) -> u16 {
 }
 
 /// openssl(1) with this certificate and key: it completes handshakes but sends no data.
-struct Speaker {
+struct TlsServer {
     process: Child,
     port: u16,
 }
 
-impl Speaker {
-    fn start((certificate, key): &(PathBuf, PathBuf)) -> Speaker {
+impl TlsServer {
+    fn start((certificate, key): &(PathBuf, PathBuf)) -> TlsServer {
         let free = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let port = free.local_addr().expect("its number").port();
         drop(free);
@@ -108,7 +108,7 @@ impl Speaker {
         server.args(["-accept", &port.to_string()]);
         let server = server.stdin(Stdio::piped()).stdout(Stdio::null());
         let process = server.stderr(Stdio::null()).spawn().expect("openssl runs");
-        let speaker = Speaker { process, port };
+        let speaker = TlsServer { process, port };
         wait_until("openssl listens", || {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
@@ -116,7 +116,7 @@ impl Speaker {
     }
 }
 
-impl Drop for Speaker {
+impl Drop for TlsServer {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -172,7 +172,7 @@ fn what_is_wrong_with_tls_is_reported_with_what_helps(v: Variant) {
             ["elsewhere.example", "use a name"],
         ),
     ] {
-        let speaker = Speaker::start(&certificate_for(dir.path(), names, days));
+        let speaker = TlsServer::start(&certificate_for(dir.path(), names, days));
         let authority = dir.path().join("ca.pem").display().to_string();
         user.variables = vec![("SSL_CERT_FILE".to_owned(), authority)];
         let url = format!("rest:https://127.0.0.1:{}/", speaker.port);

@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::super::super::tests::bench::Bench;
-use super::super::super::{Difference, Doubt, Index, Opening};
+use super::super::super::{Index, IndexDifference, IndexOpening, RebuildReason};
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{Key, Place, Record, Undo};
 use crate::store::tests::made::{closed, data, deleted, entry, home, moved, place, undo, void};
@@ -271,8 +271,8 @@ impl World {
         }
         let (index, opening) = self.bench.index();
         match opening {
-            Opening::Ready => {}
-            Opening::Rebuild(Doubt::Damaged) if torn.is_some() => {
+            IndexOpening::Ready => {}
+            IndexOpening::Rebuild(RebuildReason::Damaged) if torn.is_some() => {
                 index.rebuild(&self.bench.journal, None).unwrap()
             }
             other => panic!("{other:?}"),
@@ -284,7 +284,7 @@ impl World {
     fn same(&self, ids: &[u64]) -> Result<(), TestCaseError> {
         self.model.compare(self.index(), ids)?;
         let difference = self.index().compare(&self.bench.journal).unwrap();
-        prop_assert_eq!(difference, Difference::default());
+        prop_assert_eq!(difference, IndexDifference::default());
         Ok(())
     }
 

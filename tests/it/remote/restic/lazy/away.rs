@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::kinds::{Kind, Server};
-use super::Lazy;
+use super::RemoteMount;
 use crate::common::command::{fails, run_limited, sh, succeeds};
 use crate::common::exclusive;
 use crate::common::wait::{WAIT, seen, wait_until};
@@ -24,14 +24,14 @@ const STALL: u8 = 1;
 const CUT: u8 = 2;
 
 /// A proxy that counts requests and whose behavior can be switched.
-struct Between {
+struct SwitchableProxy {
     port: u16,
     how: Arc<AtomicU8>,
     requests: Arc<AtomicU64>,
 }
 
-impl Between {
-    fn start(port: u16) -> Between {
+impl SwitchableProxy {
+    fn start(port: u16) -> SwitchableProxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let own = listener.local_addr().expect("its address").port();
         let (how, requests) = (Arc::<AtomicU8>::default(), Arc::<AtomicU64>::default());
@@ -42,7 +42,7 @@ impl Between {
                 thread::spawn(move || one(&client, port, &how, &requests));
             }
         });
-        Between {
+        SwitchableProxy {
             port: own,
             how,
             requests,
@@ -93,12 +93,12 @@ fn one(client: &TcpStream, port: u16, how: &AtomicU8, requests: &AtomicU64) {
 }
 
 /// Pushes a tree of small and incompressible files to a bucket behind such a proxy.
-fn behind(v: Variant, server: &Server) -> (Rig, User, Between) {
+fn behind(v: Variant, server: &Server) -> (Rig, User, SwitchableProxy) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "for d in a b c d; do mkdir $d; for n in 1 2; do head -c 3000000 /dev/urandom > $d/$n; done; echo $d > $d/small; done");
     });
     rig.mount.checkpoint();
-    let between = Between::start(server.port);
+    let between = SwitchableProxy::start(server.port);
     let user = User::in_bucket(between.port);
     user.push(&rig, &[]);
     (rig, user, between)
@@ -118,7 +118,7 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
         return;
     };
     let (rig, user, between) = behind(v, &server);
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     let before = between.requests();
     sh(&path, "find . -printf '%s' > /dev/null; ls -lR > /dev/null");
@@ -185,7 +185,7 @@ fn nothing_is_said(v: Variant) {
         return;
     };
     let (rig, user, between) = behind(v, &server);
-    let mut lazy = Lazy::impatient(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::impatient(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     fs::read(path.join("a/1")).expect("read");
     between.does(STALL);
@@ -250,10 +250,10 @@ fn one_of_its_crates_is_built(v: Variant) {
         );
     });
     rig.mount.checkpoint();
-    let between = Between::start(server.port);
+    let between = SwitchableProxy::start(server.port);
     let user = User::in_bucket(between.port);
     user.push(&rig, &[]);
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     let build = |name: &str| {
         let mut build = tool("cargo", &["build", "--offline", "-q"]);

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 
-use super::Lazy;
+use super::RemoteMount;
 use crate::common::command::{fails, run_limited, sh};
 use crate::common::tree::{assert_same, tree};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant};
@@ -38,7 +38,7 @@ for_each_variant! { xfs => what_is_damaged_is_fetched_again_or_refused }
 fn what_is_damaged_is_fetched_again_or_refused(v: Variant) {
     let (rig, user) = pushed(v);
     let expected = tree(rig.path());
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     // Concurrent readers of one file and of others receive the right content, and each file is
     // fetched once.
@@ -83,14 +83,14 @@ for_each_variant! { xfs => a_store_that_is_damaged_is_refused }
 fn a_store_that_is_damaged_is_refused(v: Variant) {
     let (rig, user) = pushed(v);
     let expected = tree(rig.path());
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     lazy.mount.umount();
     let origin = path.join(".ckptfs/origin");
     // A modified list of names, a truncated record, and a mount that was not completed.
     let length = fs::metadata(origin.join("tree")).expect("there").len();
     let refused = |why: &str| {
-        let ran = Mount::try_start(&path, &Lazy::opts(v, &user));
+        let ran = Mount::try_start(&path, &RemoteMount::opts(v, &user));
         let said = String::from_utf8_lossy(&ran.stderr).into_owned();
         assert!(
             !ran.status.success() && said.contains(why) && !said.contains("panicked"),
@@ -160,7 +160,7 @@ fn what_has_no_room_keeps_nothing_else_from_coming(v: Variant) {
     rig.mount.checkpoint();
     let user = User::new();
     user.push(&rig, &[]);
-    let lazy = Lazy::mount(v, &user, &rig, &["--cache", "100K"]);
+    let lazy = RemoteMount::mount(v, &user, &rig, &["--cache", "100K"]);
     crate::common::wait_until("the content that fits is local", || lazy.files_here() == 3);
 }
 
@@ -170,7 +170,7 @@ fn another_repository_and_a_limit(v: Variant) {
     let (rig, user) = pushed(v);
     let expected = tree(rig.path());
     // 40 files of 100,000 bytes and a large one, with a cache limit of 3 MiB.
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--cache", "3M"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--cache", "3M"]);
     let path = lazy.mount.path().to_owned();
     assert_same(&tree(&path), &expected);
     assert_same(&tree(&path), &expected);
@@ -180,7 +180,7 @@ fn another_repository_and_a_limit(v: Variant) {
     // The address has another repository: cached files are readable, the others are not.
     fs::rename(user.repository(), user.dir.path().join("first")).expect("moved");
     user.add(&user.url);
-    lazy.mount.opts = Lazy::opts(v, &user).arg("--no-fetch");
+    lazy.mount.opts = RemoteMount::opts(v, &user).arg("--no-fetch");
     lazy.mount.remount();
     let read = |n: u32| fs::read(path.join(n.to_string())).is_ok();
     let here = (1..=40).filter(|n| read(*n)).count();
@@ -216,7 +216,7 @@ fn nothing_is_forged_while_it_is_not_mounted(v: Variant) {
     rig.mount.checkpoint();
     let user = User::new();
     user.push(&rig, &[]);
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     let as_user = "as() { setpriv --reuid 12345 --regid 12345 --clear-groups sh -c \"$1\"; }";
     sh(

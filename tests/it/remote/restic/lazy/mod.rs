@@ -12,27 +12,31 @@ use super::User;
 use crate::common::{Mount, MountOpts, Rig, Variant};
 
 /// A tree mounted from a user's remote, next to the pushed tree.
-pub(super) struct Lazy {
+pub(super) struct RemoteMount {
     pub mount: Mount,
 }
 
-impl Lazy {
+impl RemoteMount {
     /// Mounts with further arguments of `ckptfs mount`.
-    pub fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
-        Lazy::mount_with(Lazy::opts(v, user), rig, arguments)
+    pub fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> RemoteMount {
+        RemoteMount::mount_with(RemoteMount::opts(v, user), rig, arguments)
     }
 
-    /// Like [`Lazy::mount`], with a server timeout of two seconds instead of ten.
-    pub fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
-        Lazy::mount_with(Lazy::opts(v, user).leaving_out("patience"), rig, arguments)
+    /// Like [`RemoteMount::mount`], with a server timeout of two seconds instead of ten.
+    pub fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> RemoteMount {
+        RemoteMount::mount_with(
+            RemoteMount::opts(v, user).leaving_out("patience"),
+            rig,
+            arguments,
+        )
     }
 
-    fn mount_with(opts: MountOpts, rig: &Rig, arguments: &[&str]) -> Lazy {
+    fn mount_with(opts: MountOpts, rig: &Rig, arguments: &[&str]) -> RemoteMount {
         let dir = rig.image.dir("lazy");
         let opts = arguments.iter().fold(opts, |opts, one| opts.arg(one));
         let mut mount = Mount::start(&dir, &opts.clone().arg("--from").arg("home"));
         mount.opts = opts;
-        Lazy { mount }
+        RemoteMount { mount }
     }
 
     fn opts(v: Variant, user: &User) -> MountOpts {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::Lazy;
+use super::RemoteMount;
 use super::kept::pushed;
 use crate::common::process::{start_of, until_stopped};
 use crate::common::wait::wait_until;
@@ -43,7 +43,7 @@ for_each_variant! { xfs => the_end_of_its_reader_is_not_that_of_the_daemon }
 
 fn the_end_of_its_reader_is_not_that_of_the_daemon(v: Variant) {
     let (rig, user) = pushed(v);
-    let lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let (mount, daemon) = (&lazy.mount, lazy.mount.pid());
     let is_same = |name: &str| {
         let [here, there] =
@@ -73,7 +73,7 @@ for_each_variant! { xfs => a_reader_that_does_not_answer_is_followed_by_another 
 
 fn a_reader_that_does_not_answer_is_followed_by_another(v: Variant) {
     let (rig, user) = pushed(v);
-    let lazy = Lazy::impatient(v, &user, &rig, &["--no-fetch"]);
+    let lazy = RemoteMount::impatient(v, &user, &rig, &["--no-fetch"]);
     let (mount, path) = (&lazy.mount, lazy.mount.path());
     fs::read(path.join("1")).expect("read");
     let first = reader(mount);
@@ -92,7 +92,7 @@ for_each_variant! { xfs => a_reader_ends_with_its_daemon }
 
 fn a_reader_ends_with_its_daemon(v: Variant) {
     let (rig, user) = pushed(v);
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     let read = |path: &Path, name: &str| assert!(fs::read(path.join(name)).is_ok(), "{name}");
     read(&path, "1");
@@ -106,7 +106,7 @@ fn a_reader_ends_with_its_daemon(v: Variant) {
     lazy.mount.remount();
     // The reader also exits when nothing is left to fetch.
     drop(lazy);
-    let lazy = Lazy::mount(v, &user, &rig, &[]);
+    let lazy = RemoteMount::mount(v, &user, &rig, &[]);
     lazy.wait_all();
     wait_until("all content is local", || readers(&lazy.mount).is_empty());
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::Lazy;
+use super::RemoteMount;
 use crate::common::command::{sh, stdout_of};
 use crate::common::tree::{assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, tool};
@@ -19,7 +19,7 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     let expected = tree(rig.path());
     let user = User::new();
     user.push(&rig, &[]);
-    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
     // Names, sizes, links and attributes require no fetch.
     sh(
@@ -84,7 +84,7 @@ fn the_rest_comes_by_itself(v: Variant) {
     let expected = tree(rig.path());
     let user = User::new();
     user.push(&rig, &[]);
-    let mut lazy = Lazy::mount(v, &user, &rig, &[]);
+    let mut lazy = RemoteMount::mount(v, &user, &rig, &[]);
     lazy.wait_all();
     assert!(
         lazy.mount
