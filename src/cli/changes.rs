@@ -6,7 +6,7 @@ use super::error::{Failure, Outcome};
 use super::listing;
 use super::output::{Out, Role};
 use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
-use crate::engine::word::{self, word};
+use crate::engine::display::{self, word};
 
 /// Prints one line per change: the letter and the path, or both paths of a rename.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
@@ -140,7 +140,7 @@ pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
 
 /// Formats "1 change", "2 changes".
 pub fn count(count: u64) -> String {
-    word::count(count, "change")
+    display::count(count, "change")
 }
 
 /// Returns the path to print: `.` for the root of the tree, whose path is empty.

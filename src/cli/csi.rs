@@ -6,7 +6,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::volumes;
 use crate::csi::{Config, serve};
-use crate::volumes::facts;
+use crate::volumes::mount_facts;
 
 /// The CSI driver: container volumes for Kubernetes, until a signal ends it; staged volumes stay
 /// mounted
@@ -59,7 +59,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         node: args.node_id,
     };
     let (root, out) = (pool.registry().root().to_owned(), &context.out);
-    let lacks = facts::lacks(&root);
+    let lacks = mount_facts::lacks(&root);
     serve(pool, &config, || {
         lacks.iter().for_each(|warning| out.warn(warning));
         out.talk(&format!(

@@ -19,20 +19,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use super::answering::{EndReason, bind, lacks_room, start_threads};
+use super::control_socket::{EndReason, bind, lacks_room, start_threads};
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, hinted, plain};
-use super::holders::{MountUser, VisibleTree, WritableFile};
+use super::mount_users::{MountUser, VisibleTree, WritableFile};
 use super::launch::{DaemonReady, Handshake, tell, tell_on};
 use super::logging::log_to_stderr;
 use super::serving::{Io, OthersIo, Seal, ServeOptions, Snapdir, SnapdirNames, Writes};
 use super::trees::{BranchHandover, BranchServer};
-use super::{git_guard, holder, holders, mounts, nested, serving, size};
+use super::{git_guard, holder, mount_users, mounts, nested, serving, size};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
 use crate::engine::branches::{BranchOps, UnmountMode};
 use crate::engine::request::Service;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::engine::{Config, Engine, IoChoice, SealerMode};
 use crate::fuse::{MountConfig, Session, Xattrs};
 use crate::sys::host;
@@ -451,7 +451,7 @@ pub fn watch_below(args: &Args, engine: &Engine) -> Vec<MountUser> {
         return Vec::new();
     };
     let elsewhere = tree.is_elsewhere();
-    let found = tree.users(&[std::os::unix::process::parent_id()], holders::THOROUGH);
+    let found = tree.users(&[std::os::unix::process::parent_id()], mount_users::THOROUGH);
     engine.watch_held(
         found
             .files
@@ -472,7 +472,7 @@ fn announce(
 ) -> VerbResult<()> {
     if args.foreground || resumed {
         if !below.is_empty() {
-            tracing::warn!("{}", holders::passed_by(below.iter()));
+            tracing::warn!("{}", mount_users::passed_by(below.iter()));
         }
         if let Some(nested) = nested {
             tracing::warn!("{nested}");

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::holders::{self, MountUsers, Use, VisibleTree};
+use super::mount_users::{self, MountUsers, Use, VisibleTree};
 use super::mounts;
 use crate::engine::api::Status;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys;
 
 /// Returns the processes that the daemon of a detached mount still serves. `None`: the mount is
@@ -33,7 +33,7 @@ pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> MountUsers {
     if !is_free() {
         return MountUsers::default();
     }
-    let mut found = VisibleTree::on_detached((id, dev), at).users(except, holders::THOROUGH);
+    let mut found = VisibleTree::on_detached((id, dev), at).users(except, mount_users::THOROUGH);
     if !is_free() {
         return MountUsers::default();
     }
@@ -53,7 +53,7 @@ pub fn explained(status: &Status, found: &MountUsers) -> (String, String) {
     let at = status.mount.display();
     let who = match found.holders.as_slice() {
         [] => "by processes that cannot be seen from here".to_owned(),
-        all => holders::named(all.iter()),
+        all => mount_users::named(all.iter()),
     };
     (
         format!("{at} was unmounted lazily and is still in use: {who}"),

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::by::{self, By};
+use super::changes_by_process::{self, By};
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::hunks::Style;
@@ -15,7 +15,7 @@ use crate::engine::api::{
     Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbError,
     VerbResult,
 };
-use crate::engine::word::count as plural;
+use crate::engine::display::count as plural;
 use crate::sys::Errno;
 
 /// List the changes from one checkpoint to another, or to the live tree
@@ -93,7 +93,7 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
             from: Some(StateName(args.from)),
             to: args.to.map(StateName),
         })?;
-        return by::tell(&mut context.out, &all);
+        return changes_by_process::tell(&mut context.out, &all);
     }
     let paths: Vec<TreePath> = args
         .paths

@@ -13,7 +13,7 @@ use super::output::{Out, Role};
 use super::{caches, locate, mount, mounts};
 use crate::control::{Client, STORE_NAME, StoreDir};
 use crate::engine::api::{GetStatus, VerbResult, host_path};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 

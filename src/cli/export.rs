@@ -7,12 +7,12 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::context::Context;
-use super::copies::{self, Copied, ExportStream};
+use super::export_common::{self, Copied, ExportStream};
 use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
 use super::locate::ServedTree;
 use super::progress::Bar;
 use crate::engine::api::{Code, TreePath, VerbResult, host_path};
-use crate::engine::word::count as plural;
+use crate::engine::display::count as plural;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::CountingSink;
@@ -64,7 +64,7 @@ struct Answer {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let served = copies::served(context)?;
+    let served = export_common::served(context)?;
     if args.dest == Path::new("-") {
         return super::tar::run(
             served,
@@ -74,7 +74,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             context,
         );
     }
-    let dest = copies::destination(&served.cwd, &args.dest);
+    let dest = export_common::destination(&served.cwd, &args.dest);
     sys::umask0();
     if args.check {
         check(&args, &dest, served, context)
@@ -114,7 +114,7 @@ impl Planned {
 
 fn export(args: &Args, dest: PathBuf, served: ServedTree, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let dir = copies::open_destination(&dest)?;
+    let dir = export_common::open_destination(&dest)?;
     let there = DestinationState::of(&dest, &dir)?;
     let planned = Planned::of(args, &dest, &there, served)?;
     let (checkpoint, from) = (planned.checkpoint, planned.from);
@@ -132,11 +132,11 @@ fn export(args: &Args, dest: PathBuf, served: ServedTree, context: &mut Context)
     let bar = Bar::files(&context.out, "exporting");
     let handed = planned
         .begun
-        .hand_over(&writer, copies::threads(from), &bar);
+        .hand_over(&writer, export_common::threads(from), &bar);
     bar.stop();
     let mut refused = handed?;
     refused.extend(writer.finish());
-    let (refused, dropped) = copies::without_dropped(refused, args.without_dropped);
+    let (refused, dropped) = export_common::without_dropped(refused, args.without_dropped);
     let copied = Copied::new(&writer, &refused, dropped);
     if args.sync {
         sys::syncfs(&dir).on(dest.display())?;
@@ -205,7 +205,7 @@ impl DestinationState {
         })?;
         Ok(DestinationState {
             mark,
-            empty: copies::is_empty(dest, dir)?,
+            empty: export_common::is_empty(dest, dir)?,
         })
     }
 
@@ -228,7 +228,7 @@ impl DestinationState {
             )),
             Some(_) if full => Ok(DestState::Anything),
             Some(_) => Ok(DestState::Copy),
-            None => Err(copies::not_empty(
+            None => Err(export_common::not_empty(
                 dest,
                 "export to a directory that does not exist or is empty",
             )),
@@ -251,10 +251,10 @@ fn dry_run(args: &Args, dest: &Path, served: ServedTree, context: &mut Context) 
     let counted = CountingSink::default();
     let handed = planned
         .begun
-        .hand_over(&counted, copies::threads(from), &bar);
+        .hand_over(&counted, export_common::threads(from), &bar);
     bar.stop();
-    let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
-    copies::warn_dropped(&context.out, &dropped);
+    let (refused, dropped) = export_common::without_dropped(handed?, args.without_dropped);
+    export_common::warn_dropped(&context.out, &dropped);
     let get =
         |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
     let (made, removed, bytes) = (
@@ -281,9 +281,9 @@ fn check(args: &Args, dest: &Path, served: ServedTree, context: &mut Context) ->
     let checkpoint = begun.part.checkpoint;
     let bar = Bar::files(&context.out, "comparing");
     let checker = Checker::new(dir);
-    let handed = begun.hand_over(&checker, copies::threads(None), &bar);
+    let handed = begun.hand_over(&checker, export_common::threads(None), &bar);
     bar.stop();
-    let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
+    let (refused, dropped) = export_common::without_dropped(handed?, args.without_dropped);
     let mut wrong: Vec<TreePath> = refused.into_iter().map(|refused| refused.path).collect();
     wrong.extend(
         checker

@@ -6,7 +6,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
 use crate::engine::api::{Damage, TreePath, Verified};
-use crate::engine::word::count;
+use crate::engine::display::count;
 
 /// Output of `--json`.
 #[derive(Serialize)]

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::context::Context;
-use super::copies::{self, Copied, ExportStream};
+use super::export_common::{self, Copied, ExportStream};
 use super::error::{ErrorContext, Failure, Outcome, hinted};
 use super::locate::ServedTree;
 use super::output::Out;
@@ -53,8 +53,8 @@ struct Answer {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let served = copies::served(context)?;
-    let dest = copies::destination(&served.cwd, &args.dir);
+    let served = export_common::served(context)?;
+    let dest = export_common::destination(&served.cwd, &args.dir);
     sys::umask0();
     let started = Instant::now();
     if args.dry_run {
@@ -82,7 +82,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let whole = copied.refused.is_empty();
     let duration_us = crate::engine::api::microseconds(started.elapsed());
     if args.mount && whole {
-        copies::own_verb("mount", &dest, &[format!("--snapdir-name={snapdir}")], &[])?;
+        export_common::own_verb("mount", &dest, &[format!("--snapdir-name={snapdir}")], &[])?;
     }
     let out = &mut context.out;
     if out.json {
@@ -119,8 +119,8 @@ pub fn fork(
     without_dropped: bool,
     out: &Out,
 ) -> VerbResult<(CheckpointId, Copied)> {
-    let dir = copies::open_destination(dest)?;
-    if !copies::is_empty(dest, &dir)? {
+    let dir = export_common::open_destination(dest)?;
+    if !export_common::is_empty(dest, &dir)? {
         return Err(taken(dest));
     }
     let begun = ExportStream::begin(served, id, None)?;
@@ -128,11 +128,11 @@ pub fn fork(
     let writer = Writer::new(dir, DestState::Nothing);
     writer.prepare().on(dest.display())?;
     let bar = Bar::files(out, "forking");
-    let handed = begun.hand_over(&writer, copies::threads(None), &bar);
+    let handed = begun.hand_over(&writer, export_common::threads(None), &bar);
     bar.stop();
     let mut refused = handed?;
     refused.extend(writer.finish());
-    let (refused, dropped) = copies::without_dropped(refused, without_dropped);
+    let (refused, dropped) = export_common::without_dropped(refused, without_dropped);
     Ok((forked, Copied::new(&writer, &refused, dropped)))
 }
 

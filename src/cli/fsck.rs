@@ -7,7 +7,7 @@ use super::progress::Bar;
 use super::{error, findings, verify};
 use crate::engine::api::{Code, Damage};
 use crate::engine::check::{CheckOptions, INDEX_MADE, StoreCheck};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::store::check::DamageKind;
 use crate::sys;
 

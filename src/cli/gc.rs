@@ -9,7 +9,7 @@ use super::{config, dedup, listing, size};
 use crate::control::VerbExecutor;
 use crate::engine::api::{Code, GcOptions, GcReason, GcReport, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
-use crate::engine::word::{count, word};
+use crate::engine::display::{count, word};
 use crate::store::ids::CheckpointId;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone

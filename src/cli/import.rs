@@ -1,9 +1,9 @@
 //! `ckptfs import`.
 
 mod items;
-mod one;
+mod item_import;
 mod target;
-mod with;
+mod shared_projects;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,16 +11,16 @@ use std::time::Instant;
 use serde::Serialize;
 
 use self::items::{Item, SourceKind};
-use self::one::{ImportOptions, ImportedItem};
+use self::item_import::{ImportOptions, ImportedItem};
 use self::target::{SETTLES, Target, TargetState, is_race};
 use super::context::Context;
-use super::copies;
+use super::export_common;
 use super::error::{Failure, Outcome, hinted};
 use super::size::human;
 use super::tree_path::beyond_links;
 use super::{locate, time};
 use crate::engine::api::{Code, Query, VerbResult, host_path};
-use crate::engine::word::{count as plural, word};
+use crate::engine::display::{count as plural, word};
 use crate::sys;
 use crate::transfer::import::contents::ContentCounts;
 
@@ -103,7 +103,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let with = if args.dry_run {
         Vec::new()
     } else {
-        with::read(&cwd, &args.with, threads, context)?
+        shared_projects::read(&cwd, &args.with, threads, context)?
     };
     let how = ImportOptions {
         threads,
@@ -158,7 +158,7 @@ fn look(
         .zip(before)
         .map(|(item, before)| match &item.snapshot {
             Some(_) => Ok(ImportedItem::new(item)),
-            None => one::look(item, before, target, how),
+            None => item_import::look(item, before, target, how),
         })
         .collect()
 }
@@ -174,7 +174,7 @@ fn import(
     let made: Outcome<Vec<ImportedItem>> = items
         .iter()
         .enumerate()
-        .map(|(number, item)| one::import(item, &mut target, how, number == last, context))
+        .map(|(number, item)| item_import::import(item, &mut target, how, number == last, context))
         .collect();
     let closed = target.close();
     let made = made?;
@@ -185,9 +185,9 @@ fn import(
 /// Returns the path of the tree.
 fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
     match (&args.into, args.dirs.as_slice()) {
-        (Some(into), _) => Ok(copies::destination(cwd, into)),
+        (Some(into), _) => Ok(export_common::destination(cwd, into)),
         (None, [dir]) => {
-            let dir = copies::destination(cwd, dir);
+            let dir = export_common::destination(cwd, dir);
             let mut name = dir.file_name().unwrap_or_default().to_owned();
             name.push("-history");
             Ok(dir.with_file_name(name))
@@ -410,7 +410,7 @@ fn say(made: &ImportedItem, dry_run: bool, context: &Context) {
 /// Warns about lost attributes and skipped paths.
 fn warn(made: &ImportedItem, context: &Context) {
     let out = &context.out;
-    copies::warn_lost(out, (made.owners_lost, made.xattrs_lost));
+    export_common::warn_lost(out, (made.owners_lost, made.xattrs_lost));
     for left in made.left_out.iter().take(LEFT_TOLD_MAX) {
         let path = if left.path.0.is_empty() {
             ".".into()

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ErrorContext, error, hinted};
-use super::holders::MountUser;
+use super::mount_users::MountUser;
 use super::output::hand_on;
 use crate::engine::api::{AbsenceInfo, Code, VerbError, VerbResult};
 use crate::engine::origin::TYPED_PASSWORD;

@@ -15,7 +15,7 @@ use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
 };
 use crate::engine::offline::Offline;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys::{self, Errno, MountPoint, host};
 
 /// Attempts to find a daemon that should be there, and the pause between them.

@@ -21,7 +21,7 @@ use crate::engine::api::{
     ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
     StateName, Times, TreePath, VerbResult,
 };
-use crate::engine::word::{count, word};
+use crate::engine::display::{count, word};
 
 /// Merge the changes of a branch since it began, or since it was last merged or updated
 ///

@@ -7,14 +7,14 @@
 //! needs it.
 
 mod agent;
-mod answering;
+mod control_socket;
 mod audit;
 mod bisect;
 mod branch;
-mod brief_use;
+mod transient_users;
 #[cfg(feature = "browse")]
 mod browse;
-mod by;
+mod changes_by_process;
 mod caches;
 mod changes;
 mod checkpoint;
@@ -22,7 +22,7 @@ mod completion;
 mod concepts;
 mod config;
 mod context;
-mod copies;
+mod export_common;
 #[cfg(feature = "csi")]
 mod csi;
 mod daemon;
@@ -32,11 +32,11 @@ mod detached;
 mod diff;
 mod doctor;
 mod du;
-mod earlier;
-mod elsewhere;
+mod restore_target;
+mod foreign_verbs;
 mod error;
 mod examples;
-mod expiring;
+mod retention_preview;
 mod export;
 mod find;
 mod findings;
@@ -47,13 +47,13 @@ mod gc;
 mod git_guard;
 mod graph;
 mod holder;
-mod holders;
+mod mount_users;
 mod hook;
 mod hunks;
 mod import;
 mod interrupt;
 mod launch;
-mod lent;
+mod verb_runner;
 mod listing;
 mod locate;
 mod log;
@@ -79,7 +79,7 @@ mod redo;
 #[cfg(feature = "remote")]
 mod remote;
 mod remotes;
-mod replaced;
+mod stale_handles;
 mod restore;
 mod rewind;
 mod run;
@@ -96,7 +96,7 @@ mod time;
 mod tree_path;
 mod trees;
 mod umount;
-mod unanswered;
+mod hang_watch;
 mod undo;
 mod verify;
 mod volumes;
@@ -295,7 +295,7 @@ verbs! {
     Mcp(mcp),
     Doctor(doctor),
     Prompt(prompt),
-    Config(expiring),
+    Config(retention_preview),
     Agent(agent),
     Completion(completion),
     #[command(hide = true)]
@@ -333,7 +333,7 @@ pub fn main() -> ExitCode {
         out: Out::new(global.json, global.color).with_pager(!global.no_pager),
     };
     if !goes_on(&verb) {
-        unanswered::watch(&context.out, context.dir());
+        hang_watch::watch(&context.out, context.dir());
     }
     // These warn by themselves, or act on no tree.
     if !matches!(
@@ -346,7 +346,7 @@ pub fn main() -> ExitCode {
             | Verb::Prompt(_)
             | Verb::Agent(_)
     ) {
-        holders::warn_if_below(&context.out);
+        mount_users::warn_if_below(&context.out);
     }
     let result = match &global.volume {
         Some(name) => volumes::with(name, &mut context, |context| run(verb, context)),
@@ -399,7 +399,7 @@ fn parsed() -> Cli {
         Err(error) if is_help(&error) => typed(command()),
         typed => typed,
     }
-    .unwrap_or_else(|error| elsewhere::end(error, Cli::command()))
+    .unwrap_or_else(|error| foreign_verbs::end(error, Cli::command()))
 }
 
 /// Reports whether a verb runs until it is ended; such a verb mostly waits for requests.

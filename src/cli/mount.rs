@@ -1,6 +1,6 @@
 //! `ckptfs mount`.
 
-mod interfaces;
+mod pseudo_fs;
 mod start;
 
 pub use self::start::start;
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted, io_error};
-use super::holders::{self, MountUser};
+use super::mount_users::{self, MountUser};
 use super::launch::{DaemonParent, DaemonReady};
 use super::origin::{self, OriginInputs};
 use super::progress::Spinner;
@@ -22,9 +22,9 @@ use super::tree_path::{beyond_links, normal};
 use super::{caches, changes, daemon, locate, mounts, past};
 use crate::control::{Client, STORE_NAME, StoreDir, is_same};
 use crate::engine::api::{AbsenceInfo, CheckpointOptions, Code, VerbResult, host_path};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys::{self, MountPoint};
-use crate::transfer::import::keep;
+use crate::transfer::import::record_files;
 use crate::volumes::VolumePlace;
 use crate::volumes::options::Options;
 
@@ -278,7 +278,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
     }
     check_unserved(backing, repaired)?;
     let table = mounts::all()?;
-    interfaces::check_filesystem(&table, backing)?;
+    pseudo_fs::check_filesystem(&table, backing)?;
     check_around(&table, backing, mountpoint)?;
     if mountpoint != backing && mountpoint.starts_with(backing) {
         let message = format!(
@@ -383,7 +383,7 @@ fn inside<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a M
 /// Rejects a store that cannot work, before a daemon is started.
 pub fn check_store(backing: &Path) -> VerbResult<()> {
     let trusted = StoreDir::of(backing).on(backing.join(STORE_NAME).display())?;
-    if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
+    if trusted.is_some_and(|store| record_files::is_unfinished(store.dir())) {
         let message = format!("an import into {} was not finished", backing.display());
         return Err(hinted(
             Code::Unfinished,
@@ -555,7 +555,7 @@ fn report(
     for warning in warnings {
         out.warn(warning);
     }
-    holders::warn(&below, out);
+    mount_users::warn(&below, out);
     let inside = std::env::current_dir().is_ok_and(|cwd| cwd.starts_with(mount));
     if inside {
         out.warn("this shell is still in the directory under the mount; to enter the mount: cd .");

@@ -10,7 +10,7 @@ use super::error::{ErrorContext, hinted};
 use super::mounts;
 use crate::control::STORE_NAME;
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys::{self, Errno, MountPoint, OpenKind, SysResult, host};
 
 /// Limit of the paths in a message.

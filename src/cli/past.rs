@@ -11,7 +11,7 @@ use crate::control::StoreDir;
 use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
 };
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 

@@ -13,7 +13,7 @@ mod names {
     use super::super::config;
     use super::REMOTES_VARIABLE;
     use crate::engine::api::VerbResult;
-    use crate::remote::restic::names::RemoteConfigs;
+    use crate::remote::restic::config::RemoteConfigs;
 
     /// Returns the remotes of the user.
     ///

@@ -5,12 +5,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::by;
+use super::changes_by_process;
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::output::Out;
-use super::{changes, earlier, locate, replaced, time};
+use super::{changes, restore_target, locate, stale_handles, time};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times};
 use crate::sys::Kind;
@@ -82,7 +82,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         };
         return only_by(&mut served, options, args.listed, context);
     }
-    let (to, paths) = earlier::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
+    let (to, paths) = restore_target::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
     let options = RestoreOptions {
         to,
         paths,
@@ -115,7 +115,7 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
     if restored.guard.is_none() || files.is_empty() {
         return;
     }
-    for holder in replaced::holders(root, &files) {
+    for holder in stale_handles::holders(root, &files) {
         out.warn(&format!(
             "{holder}, in its old version: what it writes there is lost until it reopens its files"
         ));
@@ -144,7 +144,7 @@ fn only_by(
         warn_of_holders(&served.root, &restored.restored, &context.out);
         return interrupt.end(&context.out);
     }
-    by::warn_shared(&context.out, &restored);
+    changes_by_process::warn_shared(&context.out, &restored);
     if restored.restored.changes.is_empty() && !restored.restored.dry_run {
         context.out.line("nothing to take back")?;
     } else {

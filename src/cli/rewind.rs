@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::agent::labels::{self, Prompt};
 use super::agent::{self, process};
-use super::by;
+use super::changes_by_process;
 use super::changes;
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
@@ -18,7 +18,7 @@ use super::{restore, time};
 use crate::engine::api::attribution::{OnlyBy, REWIND_PROCESS, RestoredOnly};
 use crate::engine::api::{Code, RestoreOptions, Restored, StateName, VerbError, VerbResult};
 use crate::engine::verbs::ListCheckpoints;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys;
 
 /// Limit of the listed prompts.
@@ -93,7 +93,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let planned = ask(&mut served, &prompt, who.as_deref(), None)?;
     let nothing = planned.restored.changes.is_empty();
     if !context.out.json {
-        by::warn_shared(&context.out, &planned);
+        changes_by_process::warn_shared(&context.out, &planned);
         args.listed
             .print(&mut context.out, &planned.restored.changes)?;
     }

@@ -14,7 +14,7 @@ use super::error::{ErrorContext, hinted};
 use super::locate::ServedTree;
 use super::past::StateTree;
 use super::tree_path::{beyond_links, normal};
-use super::unanswered;
+use super::hang_watch;
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
 
@@ -123,7 +123,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
 /// # Errors
 /// `no-namespace`.
 pub fn own_mounts(cannot: &str) -> VerbResult<bool> {
-    unanswered::end_watch();
+    hang_watch::end_watch();
     sys::private_mounts().map_err(|cause| {
         let hint = match cause {
             Errno::ENOSYS => "this needs Linux",

@@ -8,13 +8,13 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 
-use super::by;
+use super::changes_by_process;
 use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
 use super::{locate, past, size, time};
 use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
-use crate::engine::word::count;
+use crate::engine::display::count;
 use crate::store::record::Reason;
 use crate::sys::Kind;
 
@@ -138,7 +138,7 @@ pub fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
         }
     }
     if let Some(open) = &checkpoint.open_at_cut {
-        by::print_open(out, open)?;
+        changes_by_process::print_open(out, open)?;
     }
     if !checkpoint.note.is_empty() {
         out.line("")?;

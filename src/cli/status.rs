@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::by::{self, By};
+use super::changes_by_process::{self, By};
 use super::changes;
 use super::context::Context;
 use super::error::Outcome;
-use super::holders::{self, MountUser, MountUsers, VisibleTree};
+use super::mount_users::{self, MountUser, MountUsers, VisibleTree};
 use super::locate::ServedTree;
 use super::tree_path::in_tree;
 use super::{detached, locate, mounts, nested, size, stats, time};
@@ -18,7 +18,7 @@ use crate::engine::api::{
     MeasuredInfo, OriginInfo, Stats, Status, TreePath, VerbResult,
 };
 use crate::engine::metrics;
-use crate::engine::word::count;
+use crate::engine::display::count;
 
 /// Limit of the named branches.
 const BRANCHES_SHOWN_MAX: usize = 10;
@@ -90,7 +90,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             from: None,
             to: None,
         })?;
-        return by::tell(&mut context.out, &all);
+        return changes_by_process::tell(&mut context.out, &all);
     }
     let paths: Vec<TreePath> = args
         .paths
@@ -145,7 +145,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if let Some(stats) = &stats {
         stats::print(stats, &mut context.out)?;
     }
-    holders::warn(&below, &context.out);
+    mount_users::warn(&below, &context.out);
     if let Some(found) = &waits_for {
         let (message, hint) = detached::explained(&status, found);
         context.out.warn(&format!("{message}; {hint}"));
@@ -166,7 +166,7 @@ fn below(status: &Status) -> Vec<MountUser> {
         .into_iter()
         .flatten()
         .collect();
-    tree.users(&daemon, holders::QUICK).holders
+    tree.users(&daemon, mount_users::QUICK).holders
 }
 
 fn tree_path(path: PathBuf) -> TreePath {

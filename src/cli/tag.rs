@@ -5,7 +5,7 @@ use super::error::{Outcome, hinted};
 use super::listing::print_checkpoints;
 use super::locate;
 use crate::engine::api::{ChangeTags, CheckpointInfo, Code, Query, Retag, StateName};
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// Give a checkpoint tags, remove or rename one; without arguments list them
 ///

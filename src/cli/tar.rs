@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use super::context::Context;
-use super::copies::{self, ExportStream};
+use super::export_common::{self, ExportStream};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::ServedTree;
 use super::past::StateTree;
 use super::progress::Bar;
 use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError};
 use crate::engine::export::parts::{ExportEntry, Refused};
-use crate::engine::word::count as plural;
+use crate::engine::display::count as plural;
 use crate::sys::{self, Errno, Kind};
-use crate::transfer::held::{self, BufferedContent};
+use crate::transfer::verified_stream::{self, BufferedContent};
 use crate::transfer::tar::Stream;
 
 /// Size of the output buffer.
@@ -53,7 +53,7 @@ pub fn run(
     sys::widen_pipe(io::stdout());
     let bar = Bar::files(&context.out, "exporting");
     let mut told = Tar::new(io::stdout().lock(), view);
-    let refused = held::hand_on(begun.ahead(), |entry, content| {
+    let refused = verified_stream::hand_on(begun.ahead(), |entry, content| {
         let refused = told.entry(entry, &content);
         bar.at(told.told, 0);
         refused
@@ -61,8 +61,8 @@ pub fn run(
     let sockets = told.sockets;
     told.finish()?;
     bar.stop();
-    let (refused, dropped) = copies::without_dropped(refused, without_dropped);
-    copies::warn_dropped(&context.out, &dropped);
+    let (refused, dropped) = export_common::without_dropped(refused, without_dropped);
+    export_common::warn_dropped(&context.out, &dropped);
     if sockets > 0 {
         context.out.warn(&format!(
             "{} left out: a tar stream cannot hold them",

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use self::served::{EndStage, ServedBranch, ending};
-use super::answering::{EndReason, start_threads};
+use super::control_socket::{EndReason, start_threads};
 use super::error::ErrorContext;
 use super::holder::{HolderConnection, InheritedTree};
 use super::{daemon, mounts};
@@ -256,7 +256,7 @@ impl BranchServer {
             BranchOps::new(engine).mount_all();
         } else {
             for holder in daemon::watch_below(&args, engine) {
-                engine.warn(super::holders::passed_by(std::iter::once(&holder)));
+                engine.warn(super::mount_users::passed_by(std::iter::once(&holder)));
             }
             BranchOps::new(engine).mount_all();
         }

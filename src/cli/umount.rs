@@ -9,16 +9,16 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted};
-use super::holders::{self, MountUsers, Use, VisibleTree};
+use super::mount_users::{self, MountUsers, Use, VisibleTree};
 use super::locate::TreeLocation;
 use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
-use super::unanswered::{self, ServingProcess, is_daemon};
-use super::{brief_use, detached, locate, mounts, nested};
+use super::hang_watch::{self, ServingProcess, is_daemon};
+use super::{transient_users, detached, locate, mounts, nested};
 use crate::control::{Client, STORE_NAME, StoreDir};
 use crate::engine::SavePolicy;
 use crate::engine::api::{Code, GetStatus, Status, Unmount, VerbError, VerbResult, host_path};
-use crate::engine::word::{count, word};
+use crate::engine::display::{count, word};
 use crate::store::layout::branches::branches_of;
 use crate::store::layout::{noted_unhashed, noted_unkept};
 use crate::sys::{self, MountPoint};
@@ -127,7 +127,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     check_on_top(&table, mount)?;
     if args.force
-        && !unanswered::answers(&mount.at)
+        && !hang_watch::answers(&mount.at)
         && let Some(daemon) = ServingProcess::of(mount)
         && daemon.end(END_TIMEOUT)?
     {
@@ -442,7 +442,7 @@ fn take_top(
         let found = users(mount);
         (!only_ours(&found)).then_some(found.holders)
     };
-    match brief_use::outlast(Code::Busy, brief, || client.ask(unmount)) {
+    match transient_users::outlast(Code::Busy, brief, || client.ask(unmount)) {
         Ok(()) => wait(&mut client, mount, lazy),
         Err(error) if error.code == Code::Busy && !lazy && only_ours(&users(mount)) => {
             client.ask(Unmount {
@@ -564,13 +564,13 @@ fn elsewhere(mount: &MountPoint) -> Option<(u32, PathBuf)> {
 }
 
 fn users(mount: &MountPoint) -> MountUsers {
-    VisibleTree::on(mount).users(&[], holders::THOROUGH)
+    VisibleTree::on(mount).users(&[], mount_users::THOROUGH)
 }
 
 /// Reports whether only processes that wait for this program use the mount, and only as their
 /// working directory.
 fn only_ours(users: &MountUsers) -> bool {
-    let ancestors = holders::ancestors();
+    let ancestors = mount_users::ancestors();
     users.complete
         && !users.holders.is_empty()
         && users
@@ -586,7 +586,7 @@ fn busy(mount: &MountPoint, mut error: VerbError) -> VerbError {
     }
     let users = users(mount).holders;
     if !users.is_empty() {
-        error.message = format!("{}: {}", error.message, holders::named(users.iter()));
+        error.message = format!("{}: {}", error.message, mount_users::named(users.iter()));
     }
     error
 }

@@ -36,7 +36,7 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     #[cfg(feature = "remote")]
     if let Some(remote) = &args.remote {
-        return super::remote::upkeep::verify(remote, args.deep, context);
+        return super::remote::maintenance::verify(remote, args.deep, context);
     }
     if args.repair {
         return fsck::run(args.deep, args.dry_run, context);

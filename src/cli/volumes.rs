@@ -9,12 +9,12 @@ use serde_json::json;
 
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted};
-use super::lent::CliVerbRunner;
+use super::verb_runner::CliVerbRunner;
 use super::output::Role;
 use super::remotes::REMOTES_VARIABLE;
 use super::size;
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::{count, word};
+use crate::engine::display::{count, word};
 use crate::volumes::options::{OPTIONS, OnRemove};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
 use crate::volumes::{Pool, VolumeOrigin, name, protocol};

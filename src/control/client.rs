@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
-use super::place::{StoreDir, is_same};
+use super::discovery::{StoreDir, is_same};
 use super::protocol::{
     ANSWER_BYTES_MAX, PROTOCOL, RequestFrame, decode_answer, encode, receive_up_to,
 };

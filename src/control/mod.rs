@@ -18,13 +18,13 @@
 
 mod client;
 mod history;
-mod place;
+mod discovery;
 mod protocol;
 mod server;
 
 pub use client::Client;
 pub use history::VerbExecutor;
-pub use place::{StoreDir, StoreLookup, is_same, look};
+pub use discovery::{StoreDir, StoreLookup, is_same, look};
 pub use protocol::{encode, receive_up_to};
 pub use server::{CONNECTIONS_MAX, ServerHandle, serve};
 

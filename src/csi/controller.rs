@@ -26,7 +26,7 @@ use super::proto::{
 use super::serve::{Driver, Service};
 use super::snapshots::no_snapshot;
 use super::status::{invalid, required};
-use super::wanted::{self, SizeRange};
+use super::volume_request::{self, SizeRange};
 use crate::engine::api::{self, VerbResult};
 use crate::sys::{self, host};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
@@ -65,14 +65,14 @@ struct CloneSource {
 
 impl Driver {
     fn create_volume(&self, request: &CreateVolumeRequest) -> Result<CreateVolumeResponse, Status> {
-        let name = wanted::named(&request.name)?;
-        wanted::all_shown(&request.volume_capabilities)?;
+        let name = volume_request::named(&request.name)?;
+        volume_request::all_shown(&request.volume_capabilities)?;
         if !request.mutable_parameters.is_empty() {
             return Err(invalid("mutable parameters are not supported"));
         }
         let range = SizeRange::of(request.capacity_range.as_ref())?;
-        let parameters = wanted::parameters(&request.parameters)?;
-        wanted::accessible(request.accessibility_requirements.as_ref(), &self.node)?;
+        let parameters = volume_request::parameters(&request.parameters)?;
+        volume_request::accessible(request.accessibility_requirements.as_ref(), &self.node)?;
         let source = request
             .volume_content_source
             .as_ref()
@@ -81,7 +81,7 @@ impl Driver {
         let from = source
             .as_ref()
             .map(|source| (source.from.as_str(), source.bytes));
-        let (bytes, mut options) = wanted::options(&parameters, range, from)?;
+        let (bytes, mut options) = volume_request::options(&parameters, range, from)?;
         let (source, remote) = source.map(|one| (one.id, one.remote)).unzip();
         options.extend(remote.flatten().map(|name| ("remote".to_owned(), name)));
         let made_ns = i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(0);
@@ -184,7 +184,7 @@ impl Driver {
             content_source: source.map(|source| VolumeContentSource {
                 r#type: Some(source),
             }),
-            accessible_topology: vec![wanted::topology(&self.node)],
+            accessible_topology: vec![volume_request::topology(&self.node)],
         }
     }
 
@@ -207,7 +207,7 @@ impl Driver {
             return Err(invalid("volume_capabilities is missing"));
         }
         let same_parameters = |given| {
-            wanted::parameters(given).map(|given| {
+            volume_request::parameters(given).map(|given| {
                 record
                     .claim
                     .as_ref()
@@ -220,7 +220,7 @@ impl Driver {
                 message: message.to_owned(),
             })
         };
-        if let Err(why) = wanted::all_shown(&request.volume_capabilities) {
+        if let Err(why) = volume_request::all_shown(&request.volume_capabilities) {
             return refused(why.message());
         }
         if !request.mutable_parameters.is_empty()
@@ -279,13 +279,13 @@ impl Driver {
     }
 
     fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse, Status> {
-        wanted::parameters(&request.parameters)?;
+        volume_request::parameters(&request.parameters)?;
         let elsewhere = request
             .accessible_topology
             .as_ref()
-            .is_some_and(|topology| !wanted::fits(topology, &self.node));
+            .is_some_and(|topology| !volume_request::fits(topology, &self.node));
         let possible = request.volume_capabilities.is_empty()
-            || wanted::all_shown(&request.volume_capabilities).is_ok();
+            || volume_request::all_shown(&request.volume_capabilities).is_ok();
         let mut available_capacity = 0;
         if !elsewhere && possible {
             let info = host::open_dir_path(self.pool.registry().root())

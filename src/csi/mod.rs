@@ -48,7 +48,7 @@ mod pages;
 mod serve;
 mod snapshots;
 mod status;
-mod wanted;
+mod volume_request;
 
 /// Generated from csi.proto.
 #[allow(

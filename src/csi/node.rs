@@ -21,7 +21,7 @@ use super::proto::{
 };
 use super::serve::{Driver, Service};
 use super::status::{invalid, required};
-use super::wanted::{self, SizeRange};
+use super::volume_request::{self, SizeRange};
 use crate::engine::api;
 use crate::engine::api::VerbError;
 use crate::sys::{self, FsInfo, host};
@@ -76,7 +76,7 @@ impl Driver {
     fn stage(&self, request: &NodeStageVolumeRequest) -> Result<NodeStageVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", &request.staging_target_path)?;
-        wanted::shown(request.volume_capability.as_ref())?;
+        volume_request::shown(request.volume_capability.as_ref())?;
         self.volume(id)?;
         let done = self.pool.registry().alone(&at(&staging), || {
             self.pool.mounts().stage(id, &bind::real(&staging)?)
@@ -112,7 +112,7 @@ impl Driver {
     ) -> Result<NodePublishVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
-        let shown = wanted::shown(request.volume_capability.as_ref())?;
+        let shown = volume_request::shown(request.volume_capability.as_ref())?;
         let record = self.volume(id)?;
         let place = self.place_of(&record)?;
         let staging = path("staging_target_path", &request.staging_target_path)
@@ -302,7 +302,7 @@ calls! {
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
         let (node_id, accessible_topology) =
-            (self.node().to_owned(), Some(wanted::topology(self.node())));
+            (self.node().to_owned(), Some(volume_request::topology(self.node())));
         Ok(Response::new(NodeGetInfoResponse {
             node_id,
             max_volumes_per_node: 0,

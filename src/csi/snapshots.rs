@@ -14,7 +14,7 @@ use super::proto::{
 };
 use super::serve::Driver;
 use super::status::{invalid, required};
-use super::wanted;
+use super::volume_request;
 use crate::engine::api;
 use crate::volumes::{RemoteDestination, Snapshot as Kept};
 
@@ -28,11 +28,11 @@ impl Driver {
         &self,
         request: &CreateSnapshotRequest,
     ) -> Result<CreateSnapshotResponse, Status> {
-        let name = wanted::named(&request.name)?;
+        let name = volume_request::named(&request.name)?;
         let volume = required("source_volume_id", &request.source_volume_id)?;
         let mut given = request.parameters.iter();
         let unknown =
-            given.find(|(name, _)| *name != REMOTE && !name.starts_with(wanted::OF_KUBERNETES));
+            given.find(|(name, _)| *name != REMOTE && !name.starts_with(volume_request::OF_KUBERNETES));
         if let Some((unknown, _)) = unknown {
             return Err(invalid(format!(
                 "a snapshot has no parameter {unknown}; there is {REMOTE}"

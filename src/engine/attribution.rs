@@ -1,12 +1,12 @@
 //! Attribution: differences by process, and the restore of the changes of one process
 //! (docs/adr/0015-who.md).
 
-mod choice;
+mod path_selection;
 
 use std::collections::{BTreeMap, HashSet};
 
-use self::choice::choose;
-pub(super) use self::choice::{Selection, WriterSelector};
+use self::path_selection::choose;
+pub(super) use self::path_selection::{Selection, WriterSelector};
 use super::Engine;
 use super::api::attribution::{
     ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, REWIND_PROCESS, SharedPath,

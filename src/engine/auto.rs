@@ -10,7 +10,7 @@ use super::api::{CheckpointOptions, Code};
 use super::checkpoint::Checkpoints;
 use super::compare::StateComparer;
 use super::config::AutoConfig;
-use super::control::Snapdir;
+use super::snapdir::Snapdir;
 use super::quiesce::ActivityStamp;
 use super::serving::ServingEnv;
 use super::tripwire::MarkDecision;

@@ -8,7 +8,7 @@ use super::api::{
 };
 use super::bases::HeldBases;
 use super::compare::StateComparer;
-use super::control::Snapdir;
+use super::snapdir::Snapdir;
 use super::error;
 use super::hooks::Hooks;
 use super::hooks::around;

@@ -9,7 +9,7 @@ use super::error;
 use super::gc::GarbageCollector;
 use super::runs::{PART_TIME, go_on};
 use super::space::SpaceUsage;
-use crate::history::needed::Census;
+use crate::history::version_census::Census;
 use crate::store::ids::CheckpointId;
 
 /// Options of `du`.

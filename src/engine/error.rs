@@ -10,7 +10,7 @@ use strsim::levenshtein;
 
 pub use self::code::Code;
 use super::api::TreePath;
-use super::word::{count, word};
+use super::display::{count, word};
 use crate::history::select::SelectError;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;

@@ -16,7 +16,7 @@
 
 pub mod parts;
 mod plan;
-mod tell;
+mod entries;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -10,8 +10,8 @@ use super::api::{
 };
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
-use super::counted::DiffCountCache;
-use super::counted::Pair;
+use super::diff_counts::DiffCountCache;
+use super::diff_counts::Pair;
 use super::error;
 use crate::history::select::parse_time;
 use crate::history::state::TreeState;

@@ -2,7 +2,7 @@
 //! which `ckptfs mount` binds the original.
 
 use super::Engine;
-use super::control::CONTROL;
+use super::snapdir::CONTROL;
 use super::request::{Attr, Entry, FOR_EVER, NodeId};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Kind, Stat, SysResult};

@@ -11,7 +11,7 @@
 //! removal of versions blocks no request. Checkpoints pinned, tagged or undeleted since the plan
 //! stay, with their data.
 
-mod held;
+mod protected;
 mod plan;
 mod tiers;
 
@@ -27,7 +27,7 @@ use self::tiers::TierMatching;
 use super::api::{CheckpointInfo, VerbResult};
 use super::checkpoint::Checkpoints;
 use super::compare::StateComparer;
-use super::control::Snapdir;
+use super::snapdir::Snapdir;
 use super::error;
 use super::retention::{Retention, Rule, RuleContext};
 use super::runs::{PART_TIME, SlicedRuns, go_on};

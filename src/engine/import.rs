@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::announce::{Announcement, EventKind};
 use super::api::{TreePath, VerbResult};
-use super::control::SNAPDIR;
+use super::snapdir::SNAPDIR;
 use super::export::parts::Refused;
 use super::request::NodeId;
 use super::restore::Restorer;

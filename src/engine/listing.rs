@@ -10,7 +10,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use super::control::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
+use super::snapdir::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
 use super::files::Views;
 use super::past::{PastNode, PastNodes};
 use super::request::{Listed, Names, NodeId};

@@ -15,7 +15,7 @@ use super::checkpoint::Checkpoints;
 use super::compare::StateComparer;
 use super::config::Config;
 use super::config::{EffectiveConfig, probe_reflink, probe_times};
-use super::control::Snapdir;
+use super::snapdir::Snapdir;
 use super::dedup::Dedup;
 use super::durable::sync_checkpoints;
 use super::error::{self, Code};
@@ -340,7 +340,7 @@ impl Engine {
         self.timeline().indexer.stop();
         match self.live.baselines.write(
             self.absences.keeps_content(),
-            super::unserved::is_alone(self),
+            super::unrecorded::is_alone(self),
             self.serving.config.auto.absence,
         ) {
             Ok(files) => {

@@ -20,7 +20,7 @@ pub trait RemoteLayer: LiveTree {
             info.files.saturating_sub(info.files_here),
             info.bytes.saturating_sub(info.bytes_here),
         );
-        let what = super::word::count(files, "file");
+        let what = super::display::count(files, "file");
         (files > 0).then(|| {
             format!(
                 "{what} ({bytes} bytes) as checkpoint {} of the remote {} has them are not kept here: \

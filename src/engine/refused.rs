@@ -3,7 +3,7 @@
 use super::Engine;
 use super::api::VerbError;
 use super::error::Code;
-use super::word::word;
+use super::display::word;
 use crate::store::ids::Slot;
 use crate::sys::{self, Kind, OpenKind};
 

@@ -10,7 +10,7 @@ use super::error;
 use super::requester::Requester;
 use super::upkeep::{BEGINS_HERE, PUSHED_TO, rfc3339};
 use super::verb::Verb;
-use super::word::{bytes, word};
+use super::display::{bytes, word};
 use crate::history::append::now_ns;
 use crate::history::timeline::Timeline;
 use crate::store::operation::OperationEffect;

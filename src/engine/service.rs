@@ -12,7 +12,7 @@ use self::nodes::{
 };
 use super::Engine;
 use super::announce::{self, is_dummy};
-use super::control::{CONTROL, SNAPDIR, ZFS};
+use super::snapdir::{CONTROL, SNAPDIR, ZFS};
 use super::counts::RequestCounts;
 use super::files::OpenFileRef;
 use super::foreign;

@@ -13,7 +13,7 @@
 use std::collections::HashSet;
 
 use super::gc::GarbageCollector;
-use crate::history::needed::Census;
+use crate::history::version_census::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::sys::{self, Allocation, Errno, Kind, PhysicalRange, Stat, SysResult};
 

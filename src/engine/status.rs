@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
 use super::error;
-use super::word::count;
+use super::display::count;
 use crate::history::state::TreeState;
 use crate::live::SealerMode;
 use crate::sys;
@@ -59,7 +59,7 @@ impl Engine {
         if yielded > 0 {
             warnings.push(format!(
                 "space was short: {} made before files were removed {} freed; `ckptfs ops --all` names them",
-                super::word::count(yielded, "checkpoint"),
+                super::display::count(yielded, "checkpoint"),
                 if yielded == 1 { "was" } else { "were" }
             ));
         }

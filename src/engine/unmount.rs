@@ -10,7 +10,7 @@ use super::branches::{BranchOps, UnmountMode};
 use super::error::{Code, failed, hinted};
 use super::requester::Requester;
 use super::verb::Verb;
-use super::word::word;
+use super::display::word;
 use super::{Engine, SavePolicy};
 use crate::sys::{self, Errno, MountPoint, SysResult};
 

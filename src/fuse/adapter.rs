@@ -19,7 +19,7 @@ use fuser::{
 use super::answer::{self, SendReply};
 use super::backing::FuseDevice;
 use super::convert::{self, caller, errno, handle, node};
-use super::greeting::{self, NegotiatedFeatures};
+use super::init_handshake::{self, NegotiatedFeatures};
 use super::listing;
 use super::server::{RequestContext, RequestExecutor};
 use super::xattrs::Xattrs;
@@ -76,7 +76,7 @@ fn named(request: &Request, name: &OsStr) -> (Caller, Vec<u8>) {
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let service = &self.requests.server.service;
-        let agreed = greeting::greet(config, self.passthrough, service.ledger().as_deref());
+        let agreed = init_handshake::greet(config, self.passthrough, service.ledger().as_deref());
         service.started(agreed.passthrough);
         self.agreed = Some(agreed);
         Ok(())

@@ -10,7 +10,7 @@ use fuser::{
     RequestId, TimeOrNow,
 };
 
-use super::trouble;
+use super::eio_log;
 use crate::engine::request::{
     Caller, Entry, Fh, Listed, NewNode, NodeId, Opened, RenameMode, Seek, SetAttr, SetTime,
     XattrMode,
@@ -48,7 +48,7 @@ mod abi {
 /// Returns the node of a request, and records it for the log.
 pub fn node(ino: INodeNo) -> NodeId {
     let node = NodeId(ino.0);
-    trouble::about(node);
+    eio_log::about(node);
     node
 }
 
@@ -73,7 +73,7 @@ pub fn caller(request: &Request) -> Caller {
 }
 
 pub fn errno(errno: Errno) -> fuser::Errno {
-    trouble::note(errno);
+    eio_log::note(errno);
     fuser::Errno::from_i32(errno.0)
 }
 

@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::trouble;
+use super::eio_log;
 use crate::engine::api::microseconds;
 use crate::engine::counts::{RequestCounts, RequestKind as Kind};
 use crate::engine::request::NodeId;
@@ -172,7 +172,7 @@ impl Dispatcher {
 
     /// As [`Dispatcher::apart`], for a request that a reader could not complete.
     pub fn again(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
-        let (this, node) = (Arc::clone(self), trouble::hand_on());
+        let (this, node) = (Arc::clone(self), eio_log::hand_on());
         self.helpers
             .give(Box::new(move || this.timed(kind, node, handler)));
     }
@@ -203,14 +203,14 @@ impl Dispatcher {
             None
         };
         let began = Instant::now();
-        trouble::begin(kind, node);
+        eio_log::begin(kind, node);
         if catch_unwind(AssertUnwindSafe(handler)).is_err() {
             tracing::error!(
                 request = kind.name(),
                 "a request panicked and was answered with EIO"
             );
         }
-        trouble::end();
+        eio_log::end();
         let took = began.elapsed();
         if is_sync(kind) {
             self.last_sync.store(microseconds(took), Ordering::Relaxed);

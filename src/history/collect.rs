@@ -1,7 +1,7 @@
 //! Versions freed by the deletion of one checkpoint.
 
 use super::append::fault;
-use super::needed::{CaptureRecords, Captured, Census};
+use super::version_census::{CaptureRecords, Captured, Census};
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::sys::{Errno, SysResult};

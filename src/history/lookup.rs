@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::catalogue::Catalogue;
 use super::epochs::Epochs;
-use super::slow;
+use super::journal_lookup;
 use super::table::{Answer, NodeUndo, Recorded, Table};
 use super::wake::IdleThread;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
@@ -109,7 +109,7 @@ impl Lookup {
             Ok(found) => Ok(found.map(|(epoch, before)| Recorded { epoch, before })),
             Err(error) => {
                 self.index_fault(&error);
-                slow::first_after(&self.store, self.address(after)?, key, after)
+                journal_lookup::first_after(&self.store, self.address(after)?, key, after)
             }
         }
     }
@@ -202,7 +202,7 @@ impl Lookup {
             Err(error) => {
                 self.index_fault(&error);
                 for (name, recorded) in
-                    slow::entries_after(&self.store, self.address(at)?, dir, at)?
+                    journal_lookup::entries_after(&self.store, self.address(at)?, dir, at)?
                 {
                     found.insert(name, recorded.map(entry)?);
                 }
@@ -316,7 +316,7 @@ impl Lookup {
             Some(place) => Ok(Some(place)),
             None => self.store.index.place(slot).or_else(|error| {
                 self.index_fault(&error);
-                slow::last_place(&self.store, slot)
+                journal_lookup::last_place(&self.store, slot)
             }),
         }
     }

@@ -40,7 +40,7 @@ impl OperationOrder {
         }
     }
 
-    /// Removes operations that are not listed any more: see [`crate::store::forget`].
+    /// Removes operations that are not listed any more: see [`crate::store::expiry`].
     fn forget(&mut self, gone: &BTreeSet<u64>) {
         self.known.retain(|number, _| !gone.contains(number));
         self.line.forget(|number| gone.contains(&number));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::change::ChangeCtx;
 use super::handles::Handle;
-use super::tables::{HotFiles, SharedTables};
+use super::shared_tables::{HotFiles, SharedTables};
 use crate::history::attribution::{Author, NumberedProcess};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;

@@ -8,9 +8,9 @@ use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{NodeRef, target_of_fd};
-use super::lent::{ALL, CONTENT, lending, lent};
-use super::past::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
-use super::tables::{
+use super::owner_access::{ALL, CONTENT, lending, lent};
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
+use super::shared_tables::{
     BlockingCalls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, SharedTables,
 };
 use super::xattrs::{check_room, set_xattrs};

@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 
 use super::attrs::Attrs;
 use super::inodes::{names_of, place};
-use super::kept::{ContentSaver, SavePolicy, SavedContent};
+use super::saved_content::{ContentSaver, SavePolicy, SavedContent};
 use super::nodes::{generation_of, is_same};
-use super::past::{CaptureCtx, Inodes};
-use super::tables::{NodeTable, SharedTables};
+use super::capture_ctx::{CaptureCtx, Inodes};
+use super::shared_tables::{NodeTable, SharedTables};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;

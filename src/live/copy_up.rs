@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::inodes::{InheritedInode, NodeRef, at_place, target_of};
-use super::lent::{NAMES, lent};
-use super::past::{CaptureCtx, Captures, Durability, Inodes};
+use super::owner_access::{NAMES, lent};
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes};
 use super::staged::{InodeSpec, STAGED_PREFIX, Staged, Staging};
-use super::tables::{Locks, SharedTables};
-use super::through::{BranchState, HIDDEN_PREFIX, OriginMark, bears_mark, tells_mark};
+use super::shared_tables::{Locks, SharedTables};
+use super::branch_state::{BranchState, HIDDEN_PREFIX, OriginMark, bears_mark, tells_mark};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tables::SharedTables;
+use super::shared_tables::SharedTables;
 use crate::history::timeline::Timeline;
 use crate::store::dedup::{DedupFiles, DedupGroup, DedupOutcome, DedupStep, ShareMethod};
 use crate::store::extents::CALL_BYTES;

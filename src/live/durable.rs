@@ -47,7 +47,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::tables::{HotFiles, SharedTables};
+use super::shared_tables::{HotFiles, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;

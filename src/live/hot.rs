@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handles::{Handle, SET_ID};
-use super::legacy::HandoverLog;
+use super::handover::HandoverLog;
 use super::nodes::is_same;
-use super::told::AttrTimeout;
+use super::attr_timeout::AttrTimeout;
 use crate::history::attribution::NumberedProcess;
 use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank};

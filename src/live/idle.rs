@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::baseline::{BaselineUpdate, WalkParams};
-use super::kept::{SPACE_KEPT_BYTES, SavedContent};
-use super::tables::SharedTables;
+use super::saved_content::{SPACE_KEPT_BYTES, SavedContent};
+use super::shared_tables::SharedTables;
 use crate::history::timeline::Timeline;
 use crate::history::wake::IdleThread;
 use crate::store::baseline::Baseline;

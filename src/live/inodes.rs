@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::nodes::generation_of;
-use super::tables::{Dirs, HotFiles, Locks, NodeTable, SharedTables};
-use super::through::BranchState;
+use super::shared_tables::{Dirs, HotFiles, Locks, NodeTable, SharedTables};
+use super::branch_state::BranchState;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};

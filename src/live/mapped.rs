@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::tables::{HotFiles, Locks, NodeTable, SharedTables};
+use super::shared_tables::{HotFiles, Locks, NodeTable, SharedTables};
 use crate::store::ids::Slot;
 
 /// No touch yet.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::change::ChangeCtx;
 use super::inodes::{NodeRef, at_place, is_elsewhere};
-use super::past::{CaptureCtx, Captures, Inodes};
+use super::capture_ctx::{CaptureCtx, Captures, Inodes};
 use super::remove::Removal;
-use super::tables::{HotFiles, Locks, SharedTables};
+use super::shared_tables::{HotFiles, Locks, SharedTables};
 use crate::history::attribution::Author;
 use crate::history::present::{LiveTree, Trail};
 use crate::history::timeline::{RecoveryState, Timeline, UncertainRename};

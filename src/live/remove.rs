@@ -15,11 +15,11 @@ use super::capture::data_undo;
 use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::inodes::{NodeRef, at_place, target_of};
-use super::past::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
-use super::tables::{
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
+use super::shared_tables::{
     Dirs, HandoverLog, HotFiles, Locks, NodeTable, OrphanCount, RecentUnlinks, SharedTables,
 };
-use super::through::hides as hides_name;
+use super::branch_state::hides as hides_name;
 use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};

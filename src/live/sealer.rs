@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::dedup::OnlineDedup;
 use super::idle::AbsencePrep;
-use super::tables::{BlockingCalls, SharedTables};
+use super::shared_tables::{BlockingCalls, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::history::wake::IdleThread;
 use crate::store::blocks::{BlockHashCache, HashResult};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::capture::PARTLY_COPIED_MAX;
 use super::hot::{HotFile, WriterEntry};
 use super::nodes::is_same;
-use super::past::{CaptureCtx, Captures, Durability};
-use super::tables::{
+use super::capture_ctx::{CaptureCtx, Captures, Durability};
+use super::shared_tables::{
     BlockingCalls, Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables,
 };
 use crate::history::attribution::NumberedProcess;

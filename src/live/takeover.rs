@@ -17,10 +17,10 @@ use std::sync::atomic::AtomicBool;
 
 use super::change::ChangeCtx;
 use super::handles::{Handle, HandleId, OpenFlags};
-use super::legacy::{HandedHotFile, KeptFds};
+use super::handover::{HandedHotFile, KeptFds};
 use super::nodes::{IoMode, generation_of};
-use super::past::{CaptureCtx, Inodes, WriterTable};
-use super::tables::{Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables};
+use super::capture_ctx::{CaptureCtx, Inodes, WriterTable};
+use super::shared_tables::{Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{self, Errno, Kind, Open, SysResult};

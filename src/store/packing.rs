@@ -1,12 +1,12 @@
 //! Selection of the records that stay when the journal is packed. Of changes to the tree these are
 //! the records in the index, which omits those that no checkpoint reads. Of checkpoints, operations
-//! and mounts they are the records that a request can still reach ([`super::forget`]).
+//! and mounts they are the records that a request can still reach ([`super::expiry`]).
 
 use std::collections::{HashMap, HashSet};
 
 use super::Store;
 use super::error::StoreResult;
-use super::forget::{ExpiredItems, ExpiryScan};
+use super::expiry::{ExpiredItems, ExpiryScan};
 use super::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use super::index::{Batch, Index, RetentionNeeds};
 use super::journal::{Address, Journal, PackDecision};

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-mod who;
+mod processes;
 
-pub use self::who::{NameTouch, Process, ProcessChange, ProcessNumber};
+pub use self::processes::{NameTouch, Process, ProcessChange, ProcessNumber};
 use super::Address;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::operation::Operation;

@@ -25,23 +25,23 @@
 //! same functions.
 
 mod args;
-pub mod cause;
+pub mod last_eio;
 mod copy;
 mod data;
 pub mod fault;
 mod file;
 #[cfg(test)]
 pub mod fuzz;
-mod gently;
+mod throttle;
 pub mod host;
 mod ledger;
 pub mod lock;
 mod mounted;
 mod name;
-mod pass;
+mod descriptor_passing;
 mod path;
 mod process;
-mod shed;
+mod inherited_limits;
 mod signal;
 pub mod tasks;
 mod types;
@@ -84,7 +84,7 @@ pub use data::{
     write_all_at, write_at_once,
 };
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
-pub use gently::ThrottledUnlink;
+pub use throttle::ThrottledUnlink;
 pub use ledger::{Ledger, ROW_WORDS, RowId};
 pub use mounted::{is_trusted, mount_source};
 pub use name::{
@@ -109,7 +109,7 @@ pub use os::{
     touch_at, truncate_unshared, unmount, unmount_in, unnamed_file, utimens_fd, wait_readable,
     waits_of_thread, watched, widen_pipe, within_limits_of, wrap_number, write_in_place,
 };
-pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
+pub use descriptor_passing::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{
     link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at,
     replace_file, rmdir_at, symlink_at, unlink_at,
@@ -118,7 +118,7 @@ pub use process::{
     clock_ahead_ns, ids, inherited, kill, kill_group, limit_memory, name_process, nofile, now,
     own_user, process_group, raise_nofile, setsid, stamp_now, terminal_rows, umask0, wait_for_tick,
 };
-pub use shed::{shed_limits, shed_priority};
+pub use inherited_limits::{shed_limits, shed_priority};
 pub use signal::{
     end_with_us, on_terminate, pass_signals_on, start_unblocked, start_without_signals, wait_ended,
     wait_terminate,

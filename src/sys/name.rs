@@ -3,7 +3,7 @@
 
 use rustix::fs::{FileType, Mode};
 
-use super::cause;
+use super::last_eio;
 use super::fault::{self, CallKind};
 use super::types::{Errno, Kind, SysResult};
 
@@ -42,7 +42,7 @@ pub(super) fn retry<T>(
 ) -> SysResult<T> {
     let called = || rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()));
     let done = fault::check(what).and_then(|()| called());
-    done.inspect_err(|errno| cause::note(what, *errno))
+    done.inspect_err(|errno| last_eio::note(what, *errno))
 }
 
 /// Returns the `errno` of the call that just failed.

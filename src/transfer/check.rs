@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use super::Sink;
 use super::inode::is_as_told;
-use super::place::{open_below, split};
+use super::dirs::{open_below, split};
 use crate::engine::export::parts::ExportEntry;
 use crate::store::extents::same_bytes;
 use crate::sys::lock::Mutex;

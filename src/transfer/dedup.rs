@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::place::open_below;
+use super::dirs::open_below;
 use super::walk::Walk;
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
 use crate::engine::dedup::{Content, Count, ExcludeReason, ExcludedFile, why_of};

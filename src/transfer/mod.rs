@@ -12,11 +12,11 @@
 
 pub mod check;
 pub mod dedup;
-pub mod held;
+pub mod verified_stream;
 pub mod import;
 pub mod inode;
 pub mod mark;
-pub mod place;
+pub mod dirs;
 pub mod snapshots;
 pub mod tar;
 pub mod walk;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use super::place::open_below;
+use super::dirs::open_below;
 use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 
 /// Size limit of `info.xml`, in bytes.

@@ -11,7 +11,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::held::BufferedContent;
+use super::verified_stream::BufferedContent;
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, SysResult};
 

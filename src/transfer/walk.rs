@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::place::{DirCache, open_below};
+use super::dirs::{DirCache, open_below};
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
 

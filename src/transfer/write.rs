@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Sink;
 use super::inode::InodeCreator;
-use super::place::{DirCache, open_below, remove_tree, split};
+use super::dirs::{DirCache, open_below, remove_tree, split};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::engine::import::{STAGED_PREFIX, is_of_no_tree};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::error::{ErrorContext, error, hinted, io_error};
-use super::facts::{self, VolumePlace};
+use super::mount_facts::{self, VolumePlace};
 use super::files::make_dir;
 use super::tool::tool;
 use crate::engine::api::{Code, VerbError, VerbResult};
@@ -59,13 +59,13 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
 /// # Errors
 /// The mount table cannot be read.
 pub fn there(place: &VolumePlace, at: &Path) -> VerbResult<BindState> {
-    let table = facts::table()?;
+    let table = mount_facts::table()?;
     let Some(top) = table.iter().rev().find(|mount| mount.at == at) else {
         return Ok(BindState::Nothing);
     };
     Ok(match top.serves(&place.backing) {
         false => BindState::Other,
-        true if facts::serves(&table, at) => BindState::Volume {
+        true if mount_facts::serves(&table, at) => BindState::Volume {
             read_only: top.read_only,
         },
         true => BindState::Dead,
@@ -77,8 +77,8 @@ pub fn there(place: &VolumePlace, at: &Path) -> VerbResult<BindState> {
 /// # Errors
 /// The mount table cannot be read.
 pub fn shown(place: &VolumePlace) -> VerbResult<Vec<PathBuf>> {
-    let table = facts::table()?;
-    let all = facts::shown(&table, place).into_iter();
+    let table = mount_facts::table()?;
+    let all = mount_facts::shown(&table, place).into_iter();
     let elsewhere = all.filter(|mount| mount.at != place.point);
     Ok(elsewhere.map(|mount| mount.at.clone()).collect())
 }
@@ -111,7 +111,7 @@ pub fn bind(place: &VolumePlace, at: &Path, read_only: bool, options: &[&str]) -
             ));
         }
     }
-    let from = facts::served(&facts::table()?, place).ok_or_else(|| not_mounted(place))?;
+    let from = mount_facts::served(&mount_facts::table()?, place).ok_or_else(|| not_mounted(place))?;
     make_dir(at, MODE)?;
     // mount(8) makes both calls, the bind and its flags, and completes them even if this process
     // dies.

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::error::error;
-use super::facts;
+use super::mount_facts;
 use super::image;
 use super::name::key;
 use super::pool::Pool;
@@ -174,9 +174,9 @@ impl Pool {
             return self.remove_beside(name);
         }
         self.refuse_branches(&record)?;
-        facts::refuse_used(
+        mount_facts::refuse_used(
             name,
-            facts::elsewhere(&self.registry().place(&record)?)?
+            mount_facts::elsewhere(&self.registry().place(&record)?)?
                 .used
                 .first(),
         )?;

@@ -18,7 +18,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use super::error::hinted;
-use super::facts;
+use super::mount_facts;
 use super::mounts::{Mounts, OWN_ID};
 use super::name::key;
 use super::options::{OnRemove, Options};
@@ -152,7 +152,7 @@ impl Mounts {
         };
         let place = self.registry.place(record)?;
         self.with_source(volume, |source| {
-            if facts::served(&facts::table()?, &place).is_some() {
+            if mount_facts::served(&mount_facts::table()?, &place).is_some() {
                 return Ok(());
             }
             let name = branch.to_owned();

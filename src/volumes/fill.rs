@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 use super::error::ErrorContext;
-use super::facts::VolumePlace;
+use super::mount_facts::VolumePlace;
 use super::files::{make_dir, remove_tree, sync_parent};
 use super::image;
 use super::mounts::Mounts;

@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{ErrorContext, error, hinted};
-use super::facts::VolumePlace;
+use super::mount_facts::VolumePlace;
 use super::record::VolumeRecord;
 use crate::control::{Client, STORE_NAME, StoreDir, VerbExecutor};
 use crate::engine::api::{

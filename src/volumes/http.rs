@@ -17,7 +17,7 @@ use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 
-use super::asker::ProcessIdent;
+use super::process_ident::ProcessIdent;
 use super::timed::{ConnectionProgress, Connections, Timed};
 
 /// Maximum size of head and body in bytes, and maximum number of headers.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::ErrorContext;
-use super::facts;
+use super::mount_facts;
 use super::files::sync_parent;
 use super::tool::tool;
 use crate::engine::api::VerbResult;
@@ -51,7 +51,7 @@ pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
 /// # Errors
 /// No loop device, no permission, or a damaged filesystem.
 pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
-    if facts::is_mounted(at)? {
+    if mount_facts::is_mounted(at)? {
         return Ok(());
     }
     let arguments = [
@@ -88,7 +88,7 @@ pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
             .and_then(|()| file.sync_all())
             .on(image.display())?;
     }
-    let mounted = facts::table()?
+    let mounted = mount_facts::table()?
         .into_iter()
         .rev()
         .find(|mount| mount.at == at);
@@ -106,7 +106,7 @@ pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
 /// # Errors
 /// The image is in use.
 pub fn unmount(at: &Path) -> VerbResult<()> {
-    if facts::is_mounted(at)? {
+    if mount_facts::is_mounted(at)? {
         tool("umount", &[at.as_os_str()])
     } else {
         Ok(())

@@ -24,13 +24,13 @@
 //! **Locking.** One flock(2) per volume, held for every change. Two are held only to create a
 //! volume from another one, the new one first: its name is not in use yet. No locks in memory.
 
-mod asker;
+mod process_ident;
 pub mod bind;
 mod claims;
 mod clones;
 mod dirs;
 pub mod error;
-pub mod facts;
+pub mod mount_facts;
 mod files;
 mod fill;
 mod history;
@@ -55,7 +55,7 @@ mod trash;
 mod verbs;
 
 pub use claims::SNAPSHOT_TAG;
-pub use facts::VolumePlace;
+pub use mount_facts::VolumePlace;
 pub use pool::Pool;
 pub use record::{Claim, RemoteDestination, Snapshot, VolumeOrigin, VolumeRecord};
 pub use verbs::{RemoteCheckpoint, VerbRunner};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::asker::ProcessIdent;
+use super::process_ident::ProcessIdent;
 use super::error::{error, hinted};
-use super::facts::{self, ForeignMount, VolumePlace};
+use super::mount_facts::{self, ForeignMount, VolumePlace};
 use super::files::make_dir;
 use super::image;
 use super::name::VolumeRef;
@@ -194,7 +194,7 @@ impl Mounts {
         record: &VolumeRecord,
         place: &VolumePlace,
     ) -> VerbResult<Option<ForeignMount>> {
-        if let Some(found) = facts::elsewhere(place)?.used.into_iter().next() {
+        if let Some(found) = mount_facts::elsewhere(place)?.used.into_iter().next() {
             return Ok(Some(found));
         }
         for branch in self.registry.history(record)?.branches()? {
@@ -202,7 +202,7 @@ impl Mounts {
             let found = if let Some(clone) = clone.transpose()?.flatten() {
                 self.used_elsewhere(&clone, &self.registry.place(&clone)?)?
             } else {
-                facts::elsewhere(&VolumePlace::of_branch(&branch.path))?
+                mount_facts::elsewhere(&VolumePlace::of_branch(&branch.path))?
                     .used
                     .into_iter()
                     .next()
@@ -217,7 +217,7 @@ impl Mounts {
     /// Returns the mount point of a mounted volume.
     fn point(&self, record: &VolumeRecord) -> VerbResult<PathBuf> {
         let place = self.registry.place(record)?;
-        Ok(facts::served(&facts::table()?, &place).unwrap_or(place.point))
+        Ok(mount_facts::served(&mount_facts::table()?, &place).unwrap_or(place.point))
     }
 
     /// Returns the path of a past state of a mounted volume. It is pinned while in use.
@@ -251,7 +251,7 @@ impl Mounts {
                 ),
             ));
         }
-        facts::branch_at(self.registry.history(record)?.branch(branch)?)
+        mount_facts::branch_at(self.registry.history(record)?.branch(branch)?)
     }
 
     /// Mounts a volume unless it is mounted.
@@ -266,7 +266,7 @@ impl Mounts {
         if record.branch().is_some() {
             self.serve_clone(record)?;
             record.mounted = true;
-        } else if facts::served(&facts::table()?, &place).is_none() {
+        } else if mount_facts::served(&mount_facts::table()?, &place).is_none() {
             if options.ephemeral {
                 self.registry.dirs().delete(&record.name)?;
                 self.fill(record, &options, &place)?;
@@ -304,7 +304,7 @@ impl Mounts {
                         && started.elapsed() < STARTING_PATIENCE =>
                 {
                     std::thread::sleep(STARTING_PAUSE);
-                    if facts::served(&facts::table()?, place).is_some() {
+                    if mount_facts::served(&mount_facts::table()?, place).is_some() {
                         return Ok(());
                     }
                 }
@@ -330,7 +330,7 @@ impl Mounts {
                 );
                 return Ok(());
             }
-            let serves = || Ok(facts::served(&facts::table()?, &place).is_some());
+            let serves = || Ok(mount_facts::served(&mount_facts::table()?, &place).is_some());
             if asked && options.auto.unmount && serves()? {
                 self.registry.history(record)?.mark("unmounted");
             }
@@ -418,8 +418,8 @@ impl Mounts {
         if !is_ours(record, options) {
             return Ok(());
         }
-        facts::refuse_used(&record.name, facts::still_elsewhere(place)?.as_ref())?;
-        match facts::shown(&facts::table()?, place).first() {
+        mount_facts::refuse_used(&record.name, mount_facts::still_elsewhere(place)?.as_ref())?;
+        match mount_facts::shown(&mount_facts::table()?, place).first() {
             // It is unmounted when it is dropped.
             Some(_) if record.branch().is_some() => Ok(()),
             Some(_) => self.stop(record, place).map_err(|cause| VerbError {
@@ -484,7 +484,7 @@ impl Mounts {
         let orphans = !record.mounts.is_empty() && record.mounts.iter().all(VolumeUse::is_orphan);
         if !record.parsed()?.ephemeral
             || !orphans
-            || facts::still_elsewhere(&self.registry.place(record)?)?.is_some()
+            || mount_facts::still_elsewhere(&self.registry.place(record)?)?.is_some()
         {
             return Ok(());
         }
@@ -538,5 +538,5 @@ fn is_ours(record: &VolumeRecord, options: &Options) -> bool {
 
 /// Whether the volume is mounted, by us.
 fn is_ours_at(record: &VolumeRecord, options: &Options, place: &VolumePlace) -> VerbResult<bool> {
-    Ok(is_ours(record, options) && !facts::shown(&facts::table()?, place).is_empty())
+    Ok(is_ours(record, options) && !mount_facts::shown(&mount_facts::table()?, place).is_empty())
 }

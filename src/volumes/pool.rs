@@ -16,7 +16,7 @@ use super::registry::{Registry, no_such};
 use super::trash::Trash;
 use super::verbs::VerbRunner;
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// A pool of volumes.
 #[derive(Clone, Debug)]

@@ -12,9 +12,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::asker::ProcessIdent;
+use super::process_ident::ProcessIdent;
 use super::error::{error, hinted};
-use super::facts;
+use super::mount_facts;
 use super::http::{self, Request, Response};
 use super::name::{self, VolumeRef};
 use super::pool::Pool;
@@ -240,7 +240,7 @@ fn seen_at(registry: &Registry, record: &VolumeRecord, named: &VolumeRef) -> Ver
         (None, Some(branch)) => {
             let mut all = history.branches()?.into_iter();
             all.find(|one| one.name == *branch && one.mounted)
-                .map(|one| facts::branch_at(one.path))
+                .map(|one| mount_facts::branch_at(one.path))
                 .transpose()?
         }
         (None, None) => Some(point),
@@ -353,5 +353,5 @@ fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
 
 /// Returns warnings about limitations of the pool's filesystem.
 pub fn warnings(pool: &Pool) -> Vec<String> {
-    facts::lacks(pool.registry().root()).into_iter().collect()
+    mount_facts::lacks(pool.registry().root()).into_iter().collect()
 }

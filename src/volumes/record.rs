@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::asker::ProcessIdent;
+use super::process_ident::ProcessIdent;
 use super::error::{ErrorContext, error, io_error};
 use super::files::write_whole;
 use super::options::Options;

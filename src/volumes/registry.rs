@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::dirs::Dirs;
 use super::error::{ErrorContext, hinted};
-use super::facts::{self, VolumePlace};
+use super::mount_facts::{self, VolumePlace};
 use super::files::{remove_file, sync_parent};
 use super::history::VolumeHistory;
 use super::name;
@@ -136,8 +136,8 @@ impl Registry {
     /// The mount table cannot be read.
     pub fn mountpoint(&self, record: &VolumeRecord) -> VerbResult<Option<PathBuf>> {
         let place = self.place(record)?;
-        let table = facts::table()?;
-        let found = facts::shown(&table, &place).into_iter().next();
+        let table = mount_facts::table()?;
+        let found = mount_facts::shown(&table, &place).into_iter().next();
         Ok(found.map(|mount| mount.at.clone()))
     }
 

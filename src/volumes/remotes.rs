@@ -26,7 +26,7 @@ use super::verbs::RemoteCheckpoint;
 use crate::control::Client;
 use crate::engine::api::{Code, StateName, VerbError, VerbResult};
 use crate::engine::export::parts::ExportAsk;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::transfer::mark::ExportMark;

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::error::{ErrorContext, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
-use super::{facts, http, image, metrics, protocol};
+use super::{mount_facts, http, image, metrics, protocol};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
@@ -47,7 +47,7 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
     let PoolImage { file, bytes } = wanted;
     fs::create_dir_all(root).on(root.display())?;
     let root = root.canonicalize().on(root.display())?;
-    if facts::is_mounted(&root)? {
+    if mount_facts::is_mounted(&root)? {
         return Ok(());
     }
     match bytes {

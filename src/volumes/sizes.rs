@@ -8,7 +8,7 @@ use std::fs;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ErrorContext, error};
-use super::facts;
+use super::mount_facts;
 use super::files::write_whole;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
@@ -82,7 +82,7 @@ impl Sizes {
 pub fn used(registry: &Registry, record: &VolumeRecord) -> Option<u64> {
     record.parsed().ok()?.size?;
     let place = registry.place(record).ok()?;
-    facts::is_mounted(&place.backing)
+    mount_facts::is_mounted(&place.backing)
         .ok()
         .filter(|mounted| *mounted)?;
     let info = host::open_dir_path(&place.backing)

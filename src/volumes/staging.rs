@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::bind::{self, BindState};
 use super::error::ErrorContext;
-use super::facts;
+use super::mount_facts;
 use super::mounts::{Mounts, is_own};
 use super::name::VolumeRef;
 use super::record::{VolumeRecord, VolumeUse};
@@ -98,12 +98,12 @@ impl Mounts {
     /// it must be bound.
     pub(super) fn settle(&self, record: &VolumeRecord, leaving: Option<&Path>) -> VerbResult<()> {
         let place = self.registry.place(record)?;
-        let table = facts::table()?;
-        let all = facts::shown(&table, &place);
+        let table = mount_facts::table()?;
+        let all = mount_facts::shown(&table, &place);
         if !place.chosen || all.is_empty() {
             return Ok(());
         }
-        let home = facts::ours(&table, &place.point);
+        let home = mount_facts::ours(&table, &place.point);
         let is_elsewhere = |mount: &MountPoint| {
             mount.at != place.point
                 && Some(mount.at.as_path()) != leaving

@@ -11,7 +11,7 @@ use super::name;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// File name of the record.
 const RECORD: &str = "volume.json";

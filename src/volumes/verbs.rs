@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::facts::VolumePlace;
+use super::mount_facts::VolumePlace;
 use super::options::Options;
 use crate::engine::api::VerbResult;
 use crate::store::ids::CheckpointId;

@@ -12,10 +12,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::super::error::{ErrorContext, error, hinted, io_error};
-use super::table::Scope;
+use super::agents::Scope;
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
-use crate::transfer::place::open_below;
+use crate::transfer::dirs::open_below;
 
 /// Limit of the size of settings.
 pub const BYTES_MAX: u64 = 4 << 20;

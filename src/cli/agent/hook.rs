@@ -17,8 +17,8 @@ use super::super::error::{ErrorContext, Outcome, error};
 use super::super::locate::ServedTree;
 use super::super::past;
 use super::event::{AgentEventKind, Event};
-use super::place::CheckpointRoute;
-use super::{before, labels, place, process, summary, worktree};
+use super::event_tree::CheckpointRoute;
+use super::{prior_checkpoint, labels, event_tree, process, summary, worktree};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, CheckpointOptions, Code, StateName, VerbResult};
 use crate::store::ids::CheckpointId;
@@ -70,7 +70,7 @@ pub fn run(args: &Args, context: &mut Context) -> Outcome {
         | AgentEventKind::After
         | AgentEventKind::Stop => {}
     }
-    match place::of(&event)? {
+    match event_tree::of(&event)? {
         None => Ok(()),
         Some(CheckpointRoute::Served(mut served)) => act(args, &event, &mut served, context),
         Some(CheckpointRoute::Mount(root)) => {
@@ -99,16 +99,16 @@ fn act(args: &Args, event: &Event, served: &mut ServedTree, context: &mut Contex
         ..CheckpointOptions::default()
     })?;
     if what == AgentEventKind::Before && event.is_command() {
-        before::remember(event, made.id);
+        prior_checkpoint::remember(event, made.id);
     } else if what == AgentEventKind::Stop {
-        before::forget(event);
+        prior_checkpoint::forget(event);
     }
     Ok(())
 }
 
 /// Reports the changes of a command to the agent, if they may be unintended.
 fn after(event: &Event, served: &mut ServedTree, context: &mut Context) -> Outcome {
-    let (Some(id), Some(process)) = (before::recall(event), process::agent()) else {
+    let (Some(id), Some(process)) = (prior_checkpoint::recall(event), process::agent()) else {
         return Ok(());
     };
     let changes = changes_by(id, process, served)?;

@@ -15,9 +15,9 @@ use super::super::locate::{self, TreeLocation};
 use super::super::output::Out;
 use super::files::{self, SettingsFile};
 use super::settings;
-use super::table::{ALL, Agent, Scope};
+use super::agents::{ALL, Agent, Scope};
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// The agent, and the scope.
 #[derive(Debug, clap::Args)]

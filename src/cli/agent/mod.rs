@@ -1,17 +1,17 @@
 //! `ckptfs agent`: the hooks that coding agents call around their actions, and their installation
 //! (docs/adr/0034-agents.md).
 
-mod before;
+mod prior_checkpoint;
 mod event;
 mod files;
 mod hook;
 pub mod install;
 pub mod labels;
-mod place;
+mod event_tree;
 pub mod process;
 mod settings;
 mod summary;
-mod table;
+mod agents;
 mod worktree;
 
 use std::process::ExitCode;

@@ -8,7 +8,7 @@ use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
 use super::super::error::hinted;
-use super::table::{Settings, is_ours};
+use super::agents::{Settings, is_ours};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
 /// Limit of nested objects and lists, because the parser has no limit.
@@ -224,7 +224,7 @@ fn input(value: &Value) -> CstInputValue {
 mod tests {
     use std::path::PathBuf;
 
-    use super::super::table::{Agent, Scope};
+    use super::super::agents::{Agent, Scope};
     use super::*;
 
     fn wanted(agent: Agent) -> Settings {

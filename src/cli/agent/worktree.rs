@@ -14,7 +14,7 @@ use super::super::context::Context;
 use super::super::error::{ErrorContext, Outcome, error};
 use super::super::locate::ServedTree;
 use super::event::Event;
-use super::place::{self, CheckpointRoute};
+use super::event_tree::{self, CheckpointRoute};
 use crate::engine::api::{Code, DropBranch, ListBranches, VerbResult};
 
 /// Limit of a name, in characters.
@@ -85,7 +85,7 @@ fn project(event: &Event) -> Vec<PathBuf> {
 
 /// Returns the daemon of the tree that contains a directory, if it accepts this user.
 fn served(dir: &Path) -> Option<Box<ServedTree>> {
-    match place::at(&place::existing(dir)?) {
+    match event_tree::at(&event_tree::existing(dir)?) {
         Ok(Some(CheckpointRoute::Served(served))) => Some(served),
         _ => None,
     }
@@ -122,7 +122,7 @@ fn branch_name(wanted: &str) -> Option<String> {
 fn git_worktree(dirs: &[PathBuf], name: &str) -> VerbResult<PathBuf> {
     let top = dirs
         .iter()
-        .filter_map(|dir| place::existing(dir))
+        .filter_map(|dir| event_tree::existing(dir))
         .find_map(|dir| git(&dir, &["rev-parse", "--show-toplevel"]).ok());
     let Some(top) = top.map(PathBuf::from) else {
         return Err(error(

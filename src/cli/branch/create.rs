@@ -15,7 +15,7 @@ use super::git::{self, DOT_GIT, GitState};
 use crate::control::{StoreDir, is_same};
 use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
 use crate::engine::branches::{self, check_name};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys;
 
 /// Create a branch, and print its path

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::super::context::Context;
 use super::super::error::Outcome;
-use super::super::holders::{self, VisibleTree};
+use super::super::mount_users::{self, VisibleTree};
 use super::super::locate::{self, ServedTree};
 use super::super::output::Out;
 use super::super::{changes, mounts};
@@ -13,7 +13,7 @@ use super::git;
 use crate::engine::api::{
     BranchInfo, Code, DropBranch, DroppedBranch, ListBranches, VerbError, VerbResult,
 };
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
 ///
@@ -137,12 +137,12 @@ fn forget_in_git(served: &mut ServedTree, branch: &BranchInfo, out: &Out) {
 fn in_use(name: &str, path: &Path, error: VerbError) -> VerbError {
     let table = mounts::all().unwrap_or_default();
     let users = mounts::top(&table, path)
-        .map(|mount| VisibleTree::on(mount).users(&[], holders::THOROUGH).holders)
+        .map(|mount| VisibleTree::on(mount).users(&[], mount_users::THOROUGH).holders)
         .unwrap_or_default();
     let message = if users.is_empty() {
         error.message
     } else {
-        format!("{}: {}", error.message, holders::named(users.iter()))
+        format!("{}: {}", error.message, mount_users::named(users.iter()))
     };
     VerbError {
         message,

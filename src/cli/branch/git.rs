@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::super::error::{ErrorContext, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, Stat, SysResult};
-use crate::transfer::place::remove_tree;
+use crate::transfer::dirs::remove_tree;
 pub use repository::DOT_GIT;
 use repository::{HEADS, Head, Repository, WORKTREES};
 

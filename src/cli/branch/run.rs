@@ -27,7 +27,7 @@ use super::super::run_at::{enter_again, own_mounts};
 use super::create;
 use super::git::DOT_GIT;
 use crate::engine::api::{BranchInfo, Code, ListBranches, TreePath, VerbError, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys::{self, Errno};
 
 /// Environment variable with the name of the branch.

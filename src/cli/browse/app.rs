@@ -1,6 +1,6 @@
 //! State of the screen and the selection.
 
-use super::deed::CliCommand;
+use super::cli_command::CliCommand;
 use super::history::{Entry, History, PAGE, label};
 use crate::engine::api::{
     Change, ChangeKind, CheckpointInfo, TreePath, VerbError, VerbResult, VersionKind,

@@ -3,7 +3,7 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{App, FilePane, InputAction, ListState, Pane, Popup};
-use super::deed::CliCommand;
+use super::cli_command::CliCommand;
 use crate::engine::api::{TreePath, VerbResult};
 use crate::sys::Kind;
 

@@ -4,7 +4,7 @@
 //! the verb that a user would type ([`deed`]), so both behave identically, and display its output.
 
 mod app;
-mod deed;
+mod cli_command;
 mod draw;
 mod history;
 mod keys;

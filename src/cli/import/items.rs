@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::cli::copies;
+use crate::cli::export_common;
 use crate::cli::error::{ErrorContext, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Kind};
@@ -42,7 +42,7 @@ pub enum SourceKind {
 pub fn find(cwd: &Path, dirs: &[PathBuf], how: SourceKind) -> VerbResult<Vec<Item>> {
     let mut items = Vec::new();
     for given in dirs {
-        let path = copies::destination(cwd, given);
+        let path = export_common::destination(cwd, given);
         let real = path.canonicalize().on(path.display())?;
         if !real.is_dir() {
             return Err(hinted(

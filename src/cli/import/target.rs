@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::cli::copies;
+use crate::cli::export_common;
 use crate::cli::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
 use crate::cli::locate::{self, ServedTree, TreeLocation};
 use crate::control::{Client, STORE_NAME, StoreDir, is_same};
@@ -15,7 +15,7 @@ use crate::engine::export::parts::Refused;
 use crate::engine::import::ImportAsk;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
-use crate::transfer::import::keep;
+use crate::transfer::import::record_files;
 use crate::transfer::write::{StagingDir, Writer};
 
 /// Directory in the store where inodes are made before they are moved into the tree.
@@ -103,7 +103,7 @@ impl Target {
                     return target.locked().map(Some);
                 }
                 TreeLocation::Store { root, .. } if root == path && !is_unfinished(&path) => {
-                    let dir = copies::opened(sys::open_root(&path), &path)?;
+                    let dir = export_common::opened(sys::open_root(&path), &path)?;
                     let target = Target {
                         path,
                         state: TargetState::Tree,
@@ -120,10 +120,10 @@ impl Target {
         if only_look && !path.exists() {
             return Ok(None);
         }
-        let dir = copies::open_destination(&path)?;
+        let dir = export_common::open_destination(&path)?;
         let state = if is_unfinished(&path) {
             TargetState::Unfinished
-        } else if copies::is_empty(&path, &dir)? {
+        } else if export_common::is_empty(&path, &dir)? {
             TargetState::Empty
         } else {
             let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this directory a history in place: ckptfs mount";
@@ -144,7 +144,7 @@ impl Target {
 
     fn locked(self) -> VerbResult<Target> {
         let store = self.store()?;
-        match keep::lock(&store).on(self.path.display())? {
+        match record_files::lock(&store).on(self.path.display())? {
             Some(lock) => Ok(Target {
                 _lock: Some(lock),
                 ..self
@@ -221,20 +221,20 @@ impl Target {
     /// Mounts the tree and connects to its daemon, which may be that of an interrupted import.
     fn start(&mut self) -> Outcome {
         // Exactly one checkpoint per item, however much is removed between two.
-        let mounted = copies::own_verb("mount", &self.path, &[], &[("CKPTFS_TRIPWIRE", "off")]);
+        let mounted = export_common::own_verb("mount", &self.path, &[], &[("CKPTFS_TRIPWIRE", "off")]);
         let ours = match mounted {
             Err(Failure::Verb(error)) if error.code == Code::AlreadyMounted => false,
             mounted => mounted.map(|()| true)?,
         };
         let served = locate::served(Some(&self.path)).and_then(|served| self.serve(served, ours));
         if ours && served.as_ref().is_err_and(|error| !is_race(error)) {
-            copies::own_verb("umount", &self.path, &[], &[])?;
+            export_common::own_verb("umount", &self.path, &[], &[])?;
         }
         served.map_err(Failure::from)
     }
 
     fn serve(&mut self, mut served: ServedTree, ours: bool) -> VerbResult<()> {
-        let mount = copies::opened(sys::open_dir_at(served.open_mount()?.1, b"."), &self.path)?;
+        let mount = export_common::opened(sys::open_dir_at(served.open_mount()?.1, b"."), &self.path)?;
         let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(io_error(self.path.display(), Errno::EMFILE));
@@ -249,7 +249,7 @@ impl Target {
             .dir
             .as_ref()
             .map_or(Ok(true), |dir| is_same(dir, &backing));
-        let same = copies::opened(same, &self.path)?;
+        let same = export_common::opened(same, &self.path)?;
         if !(same
             && store.is_in(&backing).on(self.path.display())?
             && store.has(STAGE, &stage).on(self.path.display())?)
@@ -297,7 +297,7 @@ impl Target {
         // Open descriptors would keep the mount busy.
         drop(self.daemon);
         if ours {
-            copies::own_verb("umount", &self.path, &[], &[])
+            export_common::own_verb("umount", &self.path, &[], &[])
         } else {
             Ok(())
         }
@@ -311,7 +311,7 @@ pub fn is_race(error: &VerbError) -> bool {
 
 fn is_unfinished(path: &Path) -> bool {
     StoreDir::of(path)
-        .is_ok_and(|store| store.is_some_and(|store| keep::is_unfinished(store.dir())))
+        .is_ok_and(|store| store.is_some_and(|store| record_files::is_unfinished(store.dir())))
 }
 
 /// The stage of a served tree.

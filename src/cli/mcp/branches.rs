@@ -5,14 +5,14 @@ use super::super::branch::create::{BranchOptions, make};
 use super::super::branch::drop::drop_branch;
 use super::super::merge::{outcome, why};
 use super::super::output::Out;
-use super::answers::{
+use super::results::{
     BranchMade, Branches, Changes, Conflict, Conflicts, Dropped, Merged, UnappliedPath, name,
     names, warnings,
 };
-use super::{McpContext, asked, paths_of};
+use super::{McpContext, params, paths_of};
 use crate::engine::api::{self, DropBranch, ListBranches, ListConflicts, Merge, VerbResult};
 
-pub fn create(seat: &McpContext, asked: asked::BranchCreate) -> VerbResult<BranchMade> {
+pub fn create(seat: &McpContext, asked: params::BranchCreate) -> VerbResult<BranchMade> {
     let mut served = seat.served()?;
     let out = Out::to_memory(0);
     let how = BranchOptions::beside(asked.at);
@@ -35,8 +35,8 @@ pub fn list(seat: &McpContext) -> VerbResult<Branches> {
     })
 }
 
-pub fn conflicts(seat: &McpContext, asked: asked::BranchConflicts) -> VerbResult<Conflicts> {
-    let limit = asked::limit(asked.limit);
+pub fn conflicts(seat: &McpContext, asked: params::BranchConflicts) -> VerbResult<Conflicts> {
+    let limit = params::limit(asked.limit);
     let all = seat
         .served()?
         .client
@@ -56,8 +56,8 @@ pub fn conflicts(seat: &McpContext, asked: asked::BranchConflicts) -> VerbResult
     })
 }
 
-pub fn merge(seat: &McpContext, asked: asked::BranchMerge) -> VerbResult<Merged> {
-    let limit = asked::limit(asked.limit);
+pub fn merge(seat: &McpContext, asked: params::BranchMerge) -> VerbResult<Merged> {
+    let limit = params::limit(asked.limit);
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
     let merged = served.client.ask(Merge {
@@ -85,7 +85,7 @@ pub fn merge(seat: &McpContext, asked: asked::BranchMerge) -> VerbResult<Merged>
     })
 }
 
-pub fn drop(seat: &McpContext, asked: asked::BranchDrop) -> VerbResult<Dropped> {
+pub fn drop(seat: &McpContext, asked: params::BranchDrop) -> VerbResult<Dropped> {
     let mut served = seat.served()?;
     let out = Out::to_memory(0);
     let ask = DropBranch {
@@ -96,7 +96,7 @@ pub fn drop(seat: &McpContext, asked: asked::BranchDrop) -> VerbResult<Dropped> 
     let dropped = drop_branch(&mut served, ask, &out)?;
     Ok(Dropped {
         branch: (&dropped.branch).into(),
-        unmerged: names(&dropped.unmerged, asked::LIMIT),
+        unmerged: names(&dropped.unmerged, params::LIMIT),
         warnings: warnings(out.kept().1),
         dry_run: dropped.dry_run,
     })

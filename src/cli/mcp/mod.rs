@@ -5,12 +5,12 @@
 //! report the size of the omitted part. stdout carries only the protocol: the output of the verbs
 //! goes to memory ([`super::output::Out::to_memory`]).
 
-mod answers;
-mod asked;
+mod results;
+mod params;
 mod branches;
-mod change;
-mod limited;
-mod look;
+mod write_tools;
+mod json_lines;
+mod read_tools;
 mod server;
 
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
         .build()
         .on("the runtime")?;
     let served = runtime.block_on(async {
-        let stdio = (limited::stdin(), tokio::io::stdout());
+        let stdio = (json_lines::stdin(), tokio::io::stdout());
         let running = match server::Server::new(seat).serve(stdio).await {
             Ok(running) => running,
             // The client disconnected before it sent a message: no error.

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::super::error::error;
 use super::super::output::escape;
-use super::{McpContext, answers, asked, branches, change, look};
+use super::{McpContext, results, params, branches, write_tools, read_tools};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
 /// Maximum number of concurrent calls; further ones wait.
@@ -80,9 +80,9 @@ impl Server {
     #[tool(annotations(title = "Status", read_only_hint = true, open_world_hint = false))]
     async fn status(
         &self,
-        Parameters(asked): Parameters<asked::Status>,
-    ) -> Result<Json<answers::Status>, ToolError> {
-        self.work(move |seat| look::status(seat, asked)).await
+        Parameters(asked): Parameters<params::Status>,
+    ) -> Result<Json<results::Status>, ToolError> {
+        self.work(move |seat| read_tools::status(seat, asked)).await
     }
 
     /// Make a checkpoint of the whole tree, including ignored and untracked files. Takes an
@@ -96,9 +96,9 @@ impl Server {
     ))]
     async fn checkpoint(
         &self,
-        Parameters(asked): Parameters<asked::Checkpoint>,
-    ) -> Result<Json<answers::CheckpointResult>, ToolError> {
-        self.work(move |seat| change::checkpoint(seat, asked)).await
+        Parameters(asked): Parameters<params::Checkpoint>,
+    ) -> Result<Json<results::CheckpointResult>, ToolError> {
+        self.work(move |seat| write_tools::checkpoint(seat, asked)).await
     }
 
     /// List checkpoints, newest first
@@ -109,18 +109,18 @@ impl Server {
     ))]
     async fn log(
         &self,
-        Parameters(asked): Parameters<asked::Log>,
-    ) -> Result<Json<answers::Log>, ToolError> {
-        self.work(move |seat| look::log(seat, asked)).await
+        Parameters(asked): Parameters<params::Log>,
+    ) -> Result<Json<results::Log>, ToolError> {
+        self.work(move |seat| read_tools::log(seat, asked)).await
     }
 
     /// List the paths that changed between two checkpoints, or since one, optionally with a patch
     #[tool(annotations(title = "Compare", read_only_hint = true, open_world_hint = false))]
     async fn diff(
         &self,
-        Parameters(asked): Parameters<asked::Diff>,
-    ) -> Result<Json<answers::Diff>, ToolError> {
-        self.work(move |seat| look::diff(seat, asked)).await
+        Parameters(asked): Parameters<params::Diff>,
+    ) -> Result<Json<results::Diff>, ToolError> {
+        self.work(move |seat| read_tools::diff(seat, asked)).await
     }
 
     /// Read a file at a checkpoint, without changing anything
@@ -131,9 +131,9 @@ impl Server {
     ))]
     async fn read_past(
         &self,
-        Parameters(asked): Parameters<asked::ReadPast>,
-    ) -> Result<Json<answers::FileContent>, ToolError> {
-        self.work(move |seat| look::read_past(seat, asked)).await
+        Parameters(asked): Parameters<params::ReadPast>,
+    ) -> Result<Json<results::FileContent>, ToolError> {
+        self.work(move |seat| read_tools::read_past(seat, asked)).await
     }
 
     /// List the versions of a path, newest first, optionally with those that contain a text, to
@@ -145,9 +145,9 @@ impl Server {
     ))]
     async fn find_version(
         &self,
-        Parameters(asked): Parameters<asked::FindVersion>,
-    ) -> Result<Json<answers::Versions>, ToolError> {
-        self.work(move |seat| look::find_version(seat, asked)).await
+        Parameters(asked): Parameters<params::FindVersion>,
+    ) -> Result<Json<results::Versions>, ToolError> {
+        self.work(move |seat| read_tools::find_version(seat, asked)).await
     }
 
     /// Restore the tree, or some paths of it, to a checkpoint. Unless only_by_me is false, only
@@ -162,9 +162,9 @@ impl Server {
     ))]
     async fn restore(
         &self,
-        Parameters(asked): Parameters<asked::Restore>,
-    ) -> Result<Json<answers::Restored>, ToolError> {
-        self.work(move |seat| change::restore(seat, asked)).await
+        Parameters(asked): Parameters<params::Restore>,
+    ) -> Result<Json<results::Restored>, ToolError> {
+        self.work(move |seat| write_tools::restore(seat, asked)).await
     }
 
     /// Undo the last operations on the history, including those of others: restores, merges, tags,
@@ -178,9 +178,9 @@ impl Server {
     ))]
     async fn undo(
         &self,
-        Parameters(asked): Parameters<asked::Undo>,
-    ) -> Result<Json<answers::Undone>, ToolError> {
-        self.work(move |seat| change::undo(seat, asked)).await
+        Parameters(asked): Parameters<params::Undo>,
+    ) -> Result<Json<results::Undone>, ToolError> {
+        self.work(move |seat| write_tools::undo(seat, asked)).await
     }
 
     /// Make a branch: a writable copy of this tree with all of its files, in another directory.
@@ -194,8 +194,8 @@ impl Server {
     ))]
     async fn branch_create(
         &self,
-        Parameters(asked): Parameters<asked::BranchCreate>,
-    ) -> Result<Json<answers::BranchMade>, ToolError> {
+        Parameters(asked): Parameters<params::BranchCreate>,
+    ) -> Result<Json<results::BranchMade>, ToolError> {
         self.work(move |seat| branches::create(seat, asked)).await
     }
 
@@ -207,8 +207,8 @@ impl Server {
     ))]
     async fn branch_list(
         &self,
-        Parameters(_): Parameters<asked::NoParams>,
-    ) -> Result<Json<answers::Branches>, ToolError> {
+        Parameters(_): Parameters<params::NoParams>,
+    ) -> Result<Json<results::Branches>, ToolError> {
         self.work(branches::list).await
     }
 
@@ -216,8 +216,8 @@ impl Server {
     #[tool(annotations(title = "Conflicts", read_only_hint = true, open_world_hint = false))]
     async fn branch_conflicts(
         &self,
-        Parameters(asked): Parameters<asked::BranchConflicts>,
-    ) -> Result<Json<answers::Conflicts>, ToolError> {
+        Parameters(asked): Parameters<params::BranchConflicts>,
+    ) -> Result<Json<results::Conflicts>, ToolError> {
         self.work(move |seat| branches::conflicts(seat, asked))
             .await
     }
@@ -233,8 +233,8 @@ impl Server {
     ))]
     async fn branch_merge(
         &self,
-        Parameters(asked): Parameters<asked::BranchMerge>,
-    ) -> Result<Json<answers::Merged>, ToolError> {
+        Parameters(asked): Parameters<params::BranchMerge>,
+    ) -> Result<Json<results::Merged>, ToolError> {
         self.work(move |seat| branches::merge(seat, asked)).await
     }
 
@@ -249,8 +249,8 @@ impl Server {
     ))]
     async fn branch_drop(
         &self,
-        Parameters(asked): Parameters<asked::BranchDrop>,
-    ) -> Result<Json<answers::Dropped>, ToolError> {
+        Parameters(asked): Parameters<params::BranchDrop>,
+    ) -> Result<Json<results::Dropped>, ToolError> {
         self.work(move |seat| branches::drop(seat, asked)).await
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::super::context::Context;
-use super::super::copies;
+use super::super::export_common;
 use super::super::error::{ErrorContext, hinted};
 use super::super::launch;
 use super::super::origin::OriginInputs;
@@ -17,7 +17,7 @@ use super::super::remotes::names;
 use super::{oci, repository};
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::origin::ServedOrigin;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::remote::restic::lazy::record::StoredOrigin;
 use crate::remote::restic::lazy::{FetchOptions, RemoteBase};
 use crate::remote::restic::{OpenPurpose, guarded};
@@ -43,7 +43,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Origi
     };
     let names = names()?;
     let named = names.get(name)?;
-    let root = File::from(copies::open_destination(dest)?);
+    let root = File::from(export_common::open_destination(dest)?);
     if StoredOrigin::is_there(&root) {
         return again((name, id), dest, &root, context);
     }
@@ -77,7 +77,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Origi
     if left_out > 0 {
         context.out.warn(&format!(
             "left out: {}, of kinds that cannot be made here",
-            crate::engine::word::count(left_out, "name")
+            crate::engine::display::count(left_out, "name")
         ));
     }
     Ok(OriginInputs {

@@ -3,13 +3,13 @@
 pub mod auto;
 pub mod lazy;
 mod oci;
-mod onto;
+mod pull_branch;
 pub mod pull;
 pub mod push;
 pub mod reader;
 mod repository;
-mod tell;
-pub mod upkeep;
+mod remote_log;
+pub mod maintenance;
 
 use std::path::{Path, PathBuf};
 
@@ -21,8 +21,8 @@ use super::error::{Outcome, error, io_error};
 use super::remotes::names;
 use super::{locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
-use crate::engine::word::word;
-use crate::remote::restic::names::{RemoteConfig, RemoteConfigs};
+use crate::engine::display::word;
+use crate::remote::restic::config::{RemoteConfig, RemoteConfigs};
 use crate::remote::restic::{OpenPurpose, guarded};
 use crate::store::ids::CheckpointId;
 
@@ -76,9 +76,9 @@ enum What {
     },
     /// Forget checkpoints of this tree in a remote, by the rules of `ckptfs gc`, and free unneeded
     /// data
-    Prune(upkeep::Prune),
+    Prune(maintenance::Prune),
     /// Forget snapshots in a remote; `prune` frees the data that only they need
-    Forget(upkeep::Forget),
+    Forget(maintenance::Forget),
     /// List the checkpoints in a remote, newest first
     Log {
         /// The remote
@@ -132,9 +132,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 out.text_line(&format!("{name} is forgotten; what is stored there stays"))
             })
         }
-        What::Forget(forget) => guarded(|| upkeep::forget(&forget, context)),
-        What::Prune(prune) => guarded(|| upkeep::prune(&prune, context)),
-        What::Log { name, all } => guarded(|| tell::log(&name, all, context)),
+        What::Forget(forget) => guarded(|| maintenance::forget(&forget, context)),
+        What::Prune(prune) => guarded(|| maintenance::prune(&prune, context)),
+        What::Log { name, all } => guarded(|| remote_log::log(&name, all, context)),
     }
 }
 

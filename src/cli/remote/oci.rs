@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::copies::{self, Copied, ExportStream};
+use super::super::export_common::{self, Copied, ExportStream};
 use super::super::error::{ErrorContext, Failure, Outcome, hinted};
 use super::super::past::StateTree;
 use super::super::progress::Bar;
@@ -15,7 +15,7 @@ use super::{pull, push};
 use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, VerbResult, host_path, microseconds,
 };
-use crate::engine::word::count as plural;
+use crate::engine::display::count as plural;
 use crate::remote::oci::image::{self, ImageOrigin};
 use crate::remote::oci::layer::{self, Layer, LayerChanges, LayerCounts};
 use crate::remote::oci::pull::{fetch, find};
@@ -182,7 +182,7 @@ struct Source {
 
 impl Source {
     fn find(id: &str, context: &Context) -> VerbResult<Source> {
-        let mut served = copies::served(context)?;
+        let mut served = export_common::served(context)?;
         let state = StateName(id.to_owned());
         let checkpoint = served.client.ask(ShowCheckpoint { state })?;
         let title = served.root.file_name().unwrap_or_default();
@@ -206,7 +206,7 @@ impl Source {
         place: &ImageRef,
         context: &Context,
     ) -> VerbResult<Option<Base>> {
-        let mut client = copies::served(context)?.client;
+        let mut client = export_common::served(context)?.client;
         let mut is_kept = |origin: &ImageOrigin| -> VerbResult<bool> {
             let state = StateName(origin.checkpoint.to_string());
             match client.ask(ShowCheckpoint { state }) {
@@ -267,12 +267,12 @@ impl Source {
         context: &Context,
     ) -> VerbResult<(bool, Option<Layer>)> {
         let (id, from) = (self.checkpoint.id.to_string(), base.origin.checkpoint);
-        let begun = ExportStream::begin(copies::served(context)?, &id, Some(from))?;
+        let begun = ExportStream::begin(export_common::served(context)?, &id, Some(from))?;
         if begun.part.from != Some(from) {
             return self.packed(bar).map(|layer| (true, Some(layer)));
         }
         let changes = LayerChanges::default();
-        layer::refused(&begun.hand_over(&changes, copies::threads(Some(from)), bar)?)?;
+        layer::refused(&begun.hand_over(&changes, export_common::threads(Some(from)), bar)?)?;
         if changes.is_empty() {
             return Ok((false, None));
         }
@@ -317,7 +317,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
             "then make it a checkpoint: ckptfs import DIR --into TREE",
         );
     };
-    let into = copies::destination(&locate::start(context.dir())?, into);
+    let into = export_common::destination(&locate::start(context.dir())?, into);
     let registry = registry(&place, false, &args.registry)?;
     let found = find(&registry, place.wanted())?;
     let origin = found.image.origin();
@@ -358,7 +358,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
     answer.duration_us = microseconds(started.elapsed());
     tell_pulled(&answer, tree.left, context)?;
     if args.mount {
-        copies::own_verb("mount", &answer.into, &[], &[])?;
+        export_common::own_verb("mount", &answer.into, &[], &[])?;
     }
     Ok(())
 }
@@ -378,8 +378,8 @@ fn mark_of(place: &ImageRef, origin: Option<&ImageOrigin>) -> ExportMark {
 
 /// Returns the content of a destination that the writer must expect.
 fn before(into: &Path, mark: &ExportMark) -> VerbResult<DestState> {
-    let dir = copies::open_destination(into)?;
-    if copies::is_empty(into, &dir)? {
+    let dir = export_common::open_destination(into)?;
+    if export_common::is_empty(into, &dir)? {
         return Ok(DestState::Nothing);
     }
     match ExportMark::read(&dir).unwrap_or_default() {
@@ -389,7 +389,7 @@ fn before(into: &Path, mark: &ExportMark) -> VerbResult<DestState> {
             format!("{} holds another tree", into.display()),
             "pull into another directory, or remove that one first",
         )),
-        None => Err(copies::not_empty(
+        None => Err(export_common::not_empty(
             into,
             "pull into a directory that does not exist or is empty",
         )),
@@ -405,7 +405,7 @@ fn write(
     mut mark: ExportMark,
     context: &Context,
 ) -> VerbResult<Copied> {
-    let dir = copies::open_destination(into)?;
+    let dir = export_common::open_destination(into)?;
     let marked = mark.write(&dir).on(into.display())?;
     if !marked {
         context.out.warn("the filesystem there has no extended attributes: another pull needs an empty directory");

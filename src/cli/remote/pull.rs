@@ -8,15 +8,15 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::copies::{self, Copied};
+use super::super::export_common::{self, Copied};
 use super::super::error::{ErrorContext, Outcome, hinted};
 use super::super::locate;
 use super::super::progress::Bar;
 use super::super::remotes::names;
-use super::{oci, onto, repository};
+use super::{oci, pull_branch, repository};
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::export::parts::Refused;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::remote::restic::pull::Reader;
 use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
 use crate::store::ids::CheckpointId;
@@ -80,7 +80,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     match (&args.into, &args.branch) {
         (Some(into), _) => guarded(|| pull(&args, into, context)),
-        (None, Some(name)) => guarded(|| onto::pull(&args, name, context)),
+        (None, Some(name)) => guarded(|| pull_branch::pull(&args, name, context)),
         // clap requires one of them.
         (None, None) => Ok(()),
     }
@@ -95,7 +95,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
         (&args.remote, args.id.as_deref()),
         context,
     )?;
-    let dest = copies::destination(&locate::start(context.dir())?, into);
+    let dest = export_common::destination(&locate::start(context.dir())?, into);
     let mut answer = Answer {
         pulled: pushed.checkpoint,
         snapshot: pushed.snapshot.clone(),
@@ -109,7 +109,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
         return tell(&answer, context);
     }
     sys::umask0();
-    let dir = copies::open_destination(&dest)?;
+    let dir = export_common::open_destination(&dest)?;
     let before = before(&dest, &dir, &pushed.store)?;
     let own = || dir.try_clone().on(dest.display());
     let there = if before == DestState::Anything {
@@ -143,7 +143,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
         )?;
     }
     if args.mount {
-        copies::own_verb("mount", &dest, &[], &[])?;
+        export_common::own_verb("mount", &dest, &[], &[])?;
     }
     Ok(())
 }
@@ -240,7 +240,7 @@ fn before(dest: &Path, dir: &OwnedFd, store: &str) -> VerbResult<DestState> {
         mark => mark.on(dest.display())?,
     };
     match mark {
-        _ if copies::is_empty(dest, dir)? => Ok(DestState::Nothing),
+        _ if export_common::is_empty(dest, dir)? => Ok(DestState::Nothing),
         Some(mark) if mark.store == store => Ok(DestState::Anything),
         _ => Err(hinted(
             Code::NotEmpty,

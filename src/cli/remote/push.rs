@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::copies::ExportStream;
+use super::super::export_common::ExportStream;
 use super::super::error::{Failure, Outcome, error, hinted};
 use super::super::locate::{self, ServedTree};
 use super::super::past::StateTree;
@@ -18,7 +18,7 @@ use crate::engine::api::{
     CheckpointInfo, Code, ListCheckpoints, NotePush, PinCheckpoint, ShowCheckpoint, StateName,
     VerbResult, microseconds, push_pin,
 };
-use crate::engine::word::count as plural;
+use crate::engine::display::count as plural;
 use crate::remote::restic::push::PushSource;
 use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
 use crate::store::ids::CheckpointId;

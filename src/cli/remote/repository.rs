@@ -1,12 +1,12 @@
 //! Common parts of the verbs for remotes: opening a repository, and the store of a tree.
 
-use super::super::copies::ExportStream;
+use super::super::export_common::ExportStream;
 use super::super::error::{error, hinted, io_error};
 use super::super::locate::ServedTree;
 use super::super::output::can_ask;
 use crate::engine::api::{Code, ListCheckpoints, VerbResult};
 
-use crate::remote::restic::names::RemoteConfig;
+use crate::remote::restic::config::RemoteConfig;
 use crate::remote::restic::{OpenPurpose, Remote};
 
 /// Opens a repository; asks for the password if none is configured.

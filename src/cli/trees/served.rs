@@ -8,11 +8,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::END_TIMEOUT;
-use crate::cli::answering::EndReason;
+use crate::cli::control_socket::EndReason;
 use crate::cli::error::{hinted, io_error};
-use crate::cli::holders::{self, VisibleTree};
+use crate::cli::mount_users::{self, VisibleTree};
 use crate::cli::output::escape;
-use crate::cli::{brief_use, detached, mounts};
+use crate::cli::{transient_users, detached, mounts};
 use crate::control::ServerHandle;
 use crate::engine::Engine;
 use crate::engine::api::{Code, VerbError, VerbResult};
@@ -20,7 +20,7 @@ use crate::engine::branches::UnmountMode;
 use crate::engine::place::TrackedMount;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, MountPoint};
-use crate::volumes::facts;
+use crate::volumes::mount_facts;
 
 /// Time in which an unmounted branch ends, unless a process has a file of it open.
 const LEAVING: Duration = Duration::from_secs(1);
@@ -158,7 +158,7 @@ impl ServedBranch {
                 let name = &self.name;
                 let message = format!(
                     "the branch {name} was unmounted lazily and is still in use: {}",
-                    holders::named(users.iter())
+                    mount_users::named(users.iter())
                 );
                 return Err(hinted(
                     Code::BranchInUse,
@@ -179,11 +179,11 @@ impl ServedBranch {
             let others = others(own, &table).unwrap_or_default();
             Some(
                 VisibleTree::on_all(own, &others)
-                    .users(&[], holders::THOROUGH)
+                    .users(&[], mount_users::THOROUGH)
                     .holders,
             )
         };
-        brief_use::outlast(Code::BranchInUse, users, || self.try_unmount(how))
+        transient_users::outlast(Code::BranchInUse, users, || self.try_unmount(how))
     }
 
     fn try_unmount(&self, how: UnmountMode) -> VerbResult<bool> {
@@ -259,7 +259,7 @@ fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -
         let message = format!("the branch {name} is in use: {by}");
         hinted(Code::BranchInUse, message, "stop what is using it first")
     };
-    let is_use = |(pid, mount): &&(u32, MountPoint)| !facts::is_copy(at, true, *pid, &mount.at);
+    let is_use = |(pid, mount): &&(u32, MountPoint)| !mount_facts::is_copy(at, true, *pid, &mount.at);
     if let Some((pid, mount)) = others.iter().find(is_use) {
         let place = escape(mount.at.as_os_str().as_bytes());
         return Err(used(format!("it is mounted at {place} of process {pid}")));
@@ -268,11 +268,11 @@ fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -
         return Ok(());
     };
     let users = VisibleTree::on_all(copy, others)
-        .users(&[], holders::THOROUGH)
+        .users(&[], mount_users::THOROUGH)
         .holders;
     match users.is_empty() {
         true => Ok(()),
-        false => Err(used(holders::named(users.iter()))),
+        false => Err(used(mount_users::named(users.iter()))),
     }
 }
 

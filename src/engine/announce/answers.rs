@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Announcement, Announcer, EventKind};
-use crate::engine::control::{CONTROL, SNAPDIR};
+use crate::engine::snapdir::{CONTROL, SNAPDIR};
 use crate::engine::request::{Attr, Caller, Entry, Fh, LookupResult, NOTE_VOICE, NodeId, Opened};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time};
@@ -301,7 +301,7 @@ fn stat(node: NodeId) -> Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::control::{SNAPDIR, store_link};
+    use crate::engine::snapdir::{SNAPDIR, store_link};
     use crate::engine::past::PAST;
 
     #[test]

@@ -17,7 +17,7 @@ use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::requester::Requester;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::history::append::now_ns;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::{BRANCHES_MAX, BranchEntry, DEPTH_MAX, DOT_GIT};

@@ -11,7 +11,7 @@ use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
 use crate::engine::merge::{BranchPair, MergeBase, changed_by, unmerged};
-use crate::engine::seen::ChangeStamp;
+use crate::engine::change_stamp::ChangeStamp;
 use crate::history::diff::{Difference, PathDiff};
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;

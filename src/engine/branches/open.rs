@@ -12,7 +12,7 @@ use crate::engine::bases::registry_failed;
 use crate::engine::config::Inherits;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::merge::BranchPair;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::store::layout::branch_store::unmake_branch;
 use crate::store::layout::branches::{BranchEntry, branch_mark, parent_and_name, store_id};
 use crate::sys::{self, Errno, OpenKind};

@@ -14,7 +14,7 @@ use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::merge::unmerged_of;
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::engine::{Engine, SavePolicy};
 use crate::store::StoreError;
 use crate::store::layout::branches::{BranchEntry, branches_of, parent_and_name};

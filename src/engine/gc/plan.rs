@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use jiff::tz::TimeZone;
 
 use super::super::retention::{Rule, RuleSubject, order, rules};
-use super::held::ProtectedCheckpoints;
+use super::protected::ProtectedCheckpoints;
 use super::tiers::{TierMatching, TierOutcome};
 use super::{GcKept, GcOptions, GcReason, GcRemoved, GcReport, GcTier};
 use crate::history::append::now_ns;
-use crate::history::needed::{Captured, Census};
+use crate::history::version_census::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{CheckpointState, Reason};
 use crate::sys::ThrottledUnlink;

@@ -9,7 +9,7 @@
 
 mod answers;
 mod changes;
-mod common;
+mod merge_base;
 pub(super) mod planning;
 mod prepare;
 mod touched;
@@ -21,7 +21,7 @@ pub use self::answers::{
     ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
     MergeVersion, MergeVersions, Merged, UpdateBranch,
 };
-pub(super) use self::common::BranchPair;
+pub(super) use self::merge_base::BranchPair;
 use self::prepare::{MergeInput, PreparedMerge, StatCaches};
 pub(super) use self::touched::{changed_by, clashes_of, unmerged, unmerged_of};
 use super::Engine;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Merge;
-use super::common::BranchPair;
+use super::merge_base::BranchPair;
 use super::prepare::{MergeInput, PreparedMerge, StatCaches};
 use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, TreePath, VerbResult};

@@ -9,7 +9,7 @@ use super::super::api::Times;
 use super::plan::RestorePlan;
 use super::stage::Stage;
 use super::stale::StaleEntries;
-use super::want::DesiredInodes;
+use super::desired::DesiredInodes;
 use crate::history::present::Trail;
 use crate::history::state::TreeState;
 use crate::live::{ChangeCtx, KernelRequest, Live, NewInode, NodeRef, Swap};

@@ -3,7 +3,7 @@
 
 use super::Restorer;
 use super::apply;
-use super::covered::MountPoints;
+use super::mount_points::MountPoints;
 use super::plan::{PlanScope, RestorePlan};
 use super::prepare::{FrozenOp, PreparedOp};
 use super::stage::Stage;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::Restorer;
 use super::plan::RestorePlan;
-use super::want::DesiredInodes;
+use super::desired::DesiredInodes;
 use crate::engine::api::{Times, VerbResult};
 use crate::engine::error::{Code, hinted};
-use crate::engine::word::{count, word};
+use crate::engine::display::{count, word};
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::view::View;

@@ -15,7 +15,7 @@ use super::super::api::VerbResult;
 use super::super::requester::Requester;
 use super::plan::RestorePlan;
 use super::threads;
-use super::want::{DesiredContent, DesiredInodes};
+use super::desired::{DesiredContent, DesiredInodes};
 use crate::history::present::Trail;
 use crate::live::{ChangeCtx, InodeSpec, STAGED_PREFIX, Staged};
 use crate::store::ids::{Name, Slot};

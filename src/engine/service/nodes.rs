@@ -2,7 +2,7 @@
 
 use super::super::Engine;
 use super::super::announce::is_dummy;
-use super::super::control::{CONTROL, SNAPDIR};
+use super::super::snapdir::{CONTROL, SNAPDIR};
 use super::super::foreign::{self, is_foreign};
 use super::super::listing::BATCH;
 use super::super::past::{PAST, PAST_HANDLE, PastNode};

@@ -7,7 +7,7 @@ use toml_edit::{Document, DocumentMut, Item};
 
 use super::super::tiers::Tier;
 use super::{Files, KEYS, Key, Kind, Origin, Setting, Settings, TierSetting, Value, find, nearest};
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// Name of the list of tiers.
 pub const TIERS: &str = "tiers";

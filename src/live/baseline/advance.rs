@@ -13,7 +13,7 @@ use super::BaselineUpdate;
 use crate::history::present::Trail;
 use crate::history::since::ChangedSince;
 use crate::live::inodes::{at_place, is_elsewhere, names_of, target_of_fd};
-use crate::live::kept::ContentSaver;
+use crate::live::saved_content::ContentSaver;
 use crate::live::nodes::generation_of;
 use crate::store::Address;
 use crate::store::baseline::{Baseline, BaselineNode};

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{BranchState, HIDDEN_PREFIX, device_below, hides};
+use super::super::branch_state::{BranchState, HIDDEN_PREFIX, device_below, hides};
 use super::{Inodes, NodeRef};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;

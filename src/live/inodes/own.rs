@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, OriginMark, hides, tells_mark};
+use super::super::branch_state::{HIDDEN_PREFIX, OriginMark, hides, tells_mark};
 use super::{FoundInode, InheritedPart, NodeRef};
 use crate::history::present::{LiveTree, Trail};
 use crate::store::ids::{Name, Slot};

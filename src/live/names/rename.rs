@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Names, NewInode};
 use crate::live::change::ChangeCtx;
 use crate::live::inodes::{NodeRef, place, target_of};
-use crate::live::legacy::KernelRequest;
+use crate::live::handover::KernelRequest;
 use crate::live::remove::{EntryTarget, UnlinkFate};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::inodes::at_place;
-use super::super::through::OriginMark;
+use super::super::branch_state::OriginMark;
 use super::Adoption;
 use crate::history::present::LiveTree;
 use crate::history::view::OpenContent;

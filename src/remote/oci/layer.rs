@@ -22,8 +22,8 @@ use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
-use crate::transfer::held::{self, BufferedContent, is_below};
-use crate::transfer::place::{open_below, split};
+use crate::transfer::verified_stream::{self, BufferedContent, is_below};
+use crate::transfer::dirs::{open_below, split};
 use crate::transfer::tar::Stream;
 use crate::transfer::{PartSource, Sink};
 
@@ -85,7 +85,7 @@ pub fn whole(
     progress: &dyn Fn(u64),
 ) -> VerbResult<(Layer, Vec<Refused>)> {
     let mut writer = Writer::new(view)?;
-    let refused = held::hand_on(feed, |entry, content| {
+    let refused = verified_stream::hand_on(feed, |entry, content| {
         let done = writer.entry(entry, &content);
         progress(writer.count.entries);
         done

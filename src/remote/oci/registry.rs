@@ -6,7 +6,7 @@
 //! or of an upload location. Only loopback addresses are contacted without TLS, unless the user
 //! requests it.
 
-mod said;
+mod reasons;
 mod token;
 
 use std::cell::RefCell;
@@ -23,7 +23,7 @@ use super::auth::{FoundLogin, PASSWORD_VARIABLE, USER_VARIABLE};
 use super::{HashingIo, ImageRef, digest_of, in_scratch};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
 use crate::remote::http::{client, tls_trouble};
-use said::{plainly, reason_of};
+use reasons::{plainly, reason_of};
 
 /// Size limit of a manifest; registries have the same limit.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;

@@ -25,7 +25,7 @@ use crate::remote::limits::{self, IMAGE_DEPTH_MAX, IMAGE_ENTRY_BYTES, Limits};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::sys::{self, Errno, Kind, SysResult};
 use crate::transfer::is_zeros;
-use crate::transfer::place::{DirCache, split};
+use crate::transfer::dirs::{DirCache, split};
 use crate::transfer::write::Writer;
 
 /// Size of the buffers.

@@ -5,20 +5,20 @@
 //! is read from the repository each time; no copy of it is stored elsewhere.
 
 mod backend;
-mod kept;
+mod repo_cache;
 mod keys;
 pub mod lazy;
 mod measure;
-pub mod names;
+pub mod config;
 mod node;
-mod patient;
+mod idle_client;
 pub mod pull;
 pub mod push;
 mod rclone;
 mod rest;
 mod s3;
 mod seal;
-mod there;
+mod existing;
 pub mod upkeep;
 
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ use rustic_core::{
 };
 
 use self::backend::{CheckedBackend, RateLimit};
-use self::patient::RemoteTrouble;
+use self::idle_client::RemoteTrouble;
 use self::seal::RepoKey;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::Limits;

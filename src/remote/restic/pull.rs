@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::backend::CheckedBackend;
 use super::measure::{Totals, broken, measure};
-use super::there::{self, ExistingTree};
+use super::existing::{self, ExistingTree};
 use super::{PushedSnapshot, Remote, failed, node};
 use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
@@ -285,7 +285,7 @@ impl SnapshotReader {
         earlier: Option<&File>,
         place: (u64, u64),
     ) -> Result<Bytes, ReadFailure> {
-        if let Some(known) = earlier.and_then(|file| there::piece(file, id, place).ok()?) {
+        if let Some(known) = earlier.and_then(|file| existing::piece(file, id, place).ok()?) {
             return Ok(known.into());
         }
         let blob = blob(&self.repo, &self.watched, id)

@@ -19,14 +19,14 @@ use rustic_core::{
 
 use super::backend::CheckedBackend;
 use super::node::{self, Unrepresentable};
-use super::{PushedSnapshot, Remote, cache_dir, failed, kept, snapshot};
+use super::{PushedSnapshot, Remote, cache_dir, failed, repo_cache, snapshot};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, SysResult};
 use crate::transfer::PartSource;
-use crate::transfer::held::{self, BufferedContent};
+use crate::transfer::verified_stream::{self, BufferedContent};
 use crate::transfer::tar::Pieces;
 
 /// Entries queued for rustic.
@@ -145,7 +145,7 @@ impl PushMarker {
     fn begin(repo: &Repository<OpenStatus>) -> PushMarker {
         let open = || {
             let dir = cache_dir()?;
-            kept::make_dir(&dir).ok()?;
+            repo_cache::make_dir(&dir).ok()?;
             let mut options = File::options();
             options.create(true).read(true).append(true).mode(0o600);
             let id = repo.config().id.to_hex();
@@ -211,7 +211,7 @@ impl EntrySender {
         feed: impl PartSource,
         progress: &(dyn Fn(u64) + Sync),
     ) -> VerbResult<PushStats> {
-        let refused = held::hand_on(feed, |entry, content| {
+        let refused = verified_stream::hand_on(feed, |entry, content| {
             self.entry(entry, content)?;
             progress(self.done.entries);
             Ok::<_, VerbError>(None)

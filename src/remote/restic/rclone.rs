@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 
-use super::patient::brief;
+use super::idle_client::brief;
 use super::rest::Login;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::http::idle;

@@ -21,7 +21,7 @@ use rustic_core::{
 use serde::Deserialize;
 use tokio::runtime::Runtime;
 
-use super::patient::{CONNECT_MAX, IdleTimeoutClient, RemoteTrouble, brief, payload};
+use super::idle_client::{CONNECT_MAX, IdleTimeoutClient, RemoteTrouble, brief, payload};
 use super::rclone::Rclone;
 use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};

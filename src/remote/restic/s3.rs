@@ -18,7 +18,7 @@ use rustic_core::{
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt;
 
-use super::patient::{CONNECT_MAX, IdleTimeoutConnector, RemoteTrouble, brief, payload};
+use super::idle_client::{CONNECT_MAX, IdleTimeoutConnector, RemoteTrouble, brief, payload};
 use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};
 use crate::remote::limits::{Limits, RAISE};

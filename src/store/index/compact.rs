@@ -6,7 +6,7 @@ use super::parts::{IndexParts, put_merged};
 use super::runs::needs::RetentionNeeds;
 use super::{Batch, Index, close, held, keys};
 use crate::store::error::{StoreError, StoreResult};
-use crate::store::forget::ExpiredItems;
+use crate::store::expiry::ExpiredItems;
 use crate::sys;
 
 /// The database is rewritten when its files exceed this multiple of its contents by

@@ -8,7 +8,7 @@ use super::runs::RunWalk;
 use super::runs::needs::{LastPlaces, is_read};
 use super::{Batch, CheckpointEntry, Index, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
-use crate::store::forget::ExpiryScan;
+use crate::store::expiry::ExpiryScan;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::StoreId;

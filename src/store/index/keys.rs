@@ -5,7 +5,7 @@
 
 use super::runs::RunListEntry;
 use crate::store::error::CodecError;
-use crate::store::forget::ExpiredItems;
+use crate::store::expiry::ExpiredItems;
 use crate::store::hash::Hash;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::journal::{Address, codec};

@@ -61,7 +61,7 @@
 
 pub mod codec;
 mod frame;
-mod opening;
+mod recovery;
 mod order;
 mod pack;
 mod packing;
@@ -205,7 +205,7 @@ impl Journal {
             .map_err(StoreError::io("open", "journal"))?;
         let identity = JournalKey::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
-        let first = opening::FirstSegment {
+        let first = recovery::FirstSegment {
             bytes: if layout.is_branch() {
                 segment_bytes.min(BRANCH_FIRST)
             } else {
@@ -213,7 +213,7 @@ impl Journal {
             },
             synced: !layout.is_unsynced(),
         };
-        let found = opening::open(&dir, &identity, first, noted, !layout.read_only())?;
+        let found = recovery::open(&dir, &identity, first, noted, !layout.read_only())?;
         let opening = Opening {
             torn: found.torn,
             end: found.end,
@@ -235,7 +235,7 @@ impl Journal {
             .try_clone_to_owned()
             .map_err(StoreError::io("open", "journal"))?;
         let identity = JournalKey::new(layout.id());
-        let (found, damage) = opening::open_to_check(&dir, &identity)?;
+        let (found, damage) = recovery::open_to_check(&dir, &identity)?;
         let opening = Opening {
             torn: found.torn,
             end: found.end,
@@ -251,7 +251,7 @@ impl Journal {
         dir: OwnedFd,
         identity: JournalKey,
         segment_bytes: u32,
-        found: opening::JournalEnd,
+        found: recovery::JournalEnd,
     ) -> StoreResult<Journal> {
         let durable = if found.file.is_some() {
             found.link.seq

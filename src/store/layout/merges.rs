@@ -26,7 +26,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
-use super::super::{at, in_order};
+use super::super::{at, ordered_file};
 use super::branches::{BranchEntry, MARK, Registry, read_entry};
 use super::{StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
@@ -215,7 +215,7 @@ impl Merges<'_> {
             return Ok(Vec::new());
         };
         let file = self.branch.to_string();
-        match in_order::read(&dir, &file, TEXT_BYTES_MAX) {
+        match ordered_file::read(&dir, &file, TEXT_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(StoreError::io("read", MERGES)(error)),
             Ok(bytes) => parse(&bytes).ok_or(StoreError::BadBranch { file }),
@@ -239,7 +239,7 @@ impl Merges<'_> {
         for merge in merges.iter().skip(newest) {
             text.push_str(&merge.line());
         }
-        in_order::write(&dir, &self.branch.to_string(), text.as_bytes(), before)
+        ordered_file::write(&dir, &self.branch.to_string(), text.as_bytes(), before)
             .map_err(StoreError::io("write", MERGES))
     }
 
@@ -248,7 +248,7 @@ impl Merges<'_> {
             return Ok(dir);
         }
         let dir = own_dir(self.store, MERGES)?;
-        if !in_order::is_kept(&dir) {
+        if !ordered_file::is_kept(&dir) {
             at::sync_dir(self.store).map_err(StoreError::io("sync", MERGES))?;
         }
         Ok(dir)
@@ -267,7 +267,7 @@ impl Merges<'_> {
             return Ok(Vec::new());
         };
         let limit = (PAIRS_MAX * PAIR_BYTES) as u64;
-        let bytes = match in_order::read(&dir, &self.same_name(), limit) {
+        let bytes = match ordered_file::read(&dir, &self.same_name(), limit) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             bytes => bytes.map_err(StoreError::io("read", MERGES))?,
         };
@@ -296,7 +296,7 @@ impl Merges<'_> {
             bytes.extend_from_slice(&sum);
         }
         let limit = (PAIRS_MAX * PAIR_BYTES) as u64;
-        in_order::append(&dir, &self.same_name(), &bytes, (PAIR_BYTES, limit))
+        ordered_file::append(&dir, &self.same_name(), &bytes, (PAIR_BYTES, limit))
             .map_err(StoreError::io("write", MERGES))
     }
 
@@ -308,7 +308,7 @@ impl Merges<'_> {
         let Some(dir) = self.dir()? else {
             return Ok(());
         };
-        in_order::fold(&dir, &self.same_name()).map_err(StoreError::io("write", MERGES))
+        ordered_file::fold(&dir, &self.same_name()).map_err(StoreError::io("write", MERGES))
     }
 
     /// Removes the records of a freed branch.

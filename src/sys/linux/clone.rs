@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::args::Open;
-use super::super::cause;
+use super::super::last_eio;
 use super::super::fault::{self, CallKind};
 use super::super::name::check_retry;
 use super::super::path::unlink_at;
@@ -23,7 +23,7 @@ pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
         match reflink_copy::reflink_file(src, dst).map_err(Errno::from) {
             Err(Errno::EINTR) => {}
             Err(Errno::EINVAL) if !alike && make_alike(src, dst) => alike = true,
-            result => return result.inspect_err(|errno| cause::note(CallKind::Clone, *errno)),
+            result => return result.inspect_err(|errno| last_eio::note(CallKind::Clone, *errno)),
         }
     }
 }

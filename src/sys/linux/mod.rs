@@ -4,7 +4,7 @@
 //! Calls that do not accept an `O_PATH` descriptor go through the link `/proc/self/fd/N`. It leads
 //! to the inode itself, including a symbolic link, and not to its name (proc_pid_fd(5)).
 
-mod asker;
+mod requester_rights;
 mod attr;
 mod clock;
 mod clone;
@@ -22,7 +22,7 @@ mod submount;
 mod watch;
 mod xattr;
 
-pub use asker::{act_as, act_for, give_up_set_id, may_administer, within_limits_of};
+pub use requester_rights::{act_as, act_for, give_up_set_id, may_administer, within_limits_of};
 pub use attr::{
     chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd,
 };

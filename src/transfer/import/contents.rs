@@ -19,7 +19,7 @@ use super::scan::join;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 use crate::transfer::inode::InodeCreator;
-use crate::transfer::place::open_below;
+use crate::transfer::dirs::open_below;
 
 /// Read size. A file of at most this size is written from the buffer if it cannot be cloned.
 const BLOCK_BYTES: usize = 1 << 20;

@@ -4,15 +4,15 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use super::bring::ImportResult;
-use super::left::SkippedPath;
+use super::execute::ImportResult;
+use super::skipped::SkippedPath;
 use super::record::{ImportRecord, ImportedName, InodeStamp};
 use super::scan::{Listing, Scan, ScanEntry, join};
 use crate::store::extents::same_bytes;
 use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Kind, Open, OpenKind, Stat, SysResult, Time, Xattrs};
 use crate::transfer::inode::mode_for;
-use crate::transfer::place::{open_below, split};
+use crate::transfer::dirs::{open_below, split};
 
 /// A path, and its attributes in the source.
 pub type Item = (Vec<u8>, Stat);

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
-use super::left::{SkipReason, SkippedPath};
+use super::skipped::{SkipReason, SkippedPath};
 use crate::engine::api::TreePath;
 use crate::engine::import::is_of_no_tree;
 use crate::store::layout::STORE_NAME;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, Kind, OpenKind, Stat, SysResult};
-use crate::transfer::place::open_below;
+use crate::transfer::dirs::open_below;
 
 /// Directory of snapshot views in the root of a served tree.
 const VIEWS_NAME: &[u8] = b".snapshots";

@@ -19,7 +19,7 @@
 mod inodes;
 pub mod outcome;
 mod places;
-pub mod same;
+pub mod inode_classes;
 mod scope;
 mod side;
 #[cfg(test)]
@@ -29,7 +29,7 @@ pub mod text;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use self::outcome::MergeOutcome;
-use self::same::InodeClasses;
+use self::inode_classes::InodeClasses;
 use self::scope::scope;
 use self::side::{MergeState, WalkContext};
 use self::text::Labels;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::{Tree, has_attrs};
-use super::same::InodeClasses;
+use super::inode_classes::InodeClasses;
 use super::{AGAIN, ANOTHER, Names};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Name, Slot};

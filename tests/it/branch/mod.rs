@@ -8,6 +8,6 @@ mod fresh;
 mod in_use;
 mod life;
 mod power_cut;
-mod radar;
+mod conflicts_verb;
 mod refusals;
 pub mod support;

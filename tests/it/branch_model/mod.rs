@@ -12,7 +12,7 @@
 mod cases;
 mod handles;
 mod lines;
-mod look;
+mod tree_reader;
 mod mounted;
 mod pure;
 mod requests;

@@ -13,7 +13,7 @@ use ckptfs::internals::store::ids::CheckpointId;
 use ckptfs::internals::sys::{self, Errno, SysResult};
 
 use super::handles::{BranchHandle, HANDLES};
-use super::look::{ReadOptions, look};
+use super::tree_reader::{ReadOptions, look};
 use crate::model::expected::expected;
 use crate::model::generate::DrawContext;
 use crate::model::observe::{StampTimes, compare};

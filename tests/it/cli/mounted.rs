@@ -443,7 +443,7 @@ fn a_whole_checkpoint_command_is_quick() {
         began.elapsed()
     };
     // The benchmark measures the goal of 10 ms; here a debug build may run on a loaded machine.
-    crate::common::exclusive::retried(|| {
+    crate::common::timing_retries::retried(|| {
         let quickest = (0..20).map(|_| once()).min().expect("twenty runs");
         assert!(quickest < Duration::from_millis(500), "{quickest:?}");
     });

@@ -7,7 +7,7 @@
 //! duration of each variant, and `CKPTFS_SEED` the first worker's seed.
 
 mod dump;
-mod fight;
+mod contention;
 mod inherited;
 mod model;
 mod role;

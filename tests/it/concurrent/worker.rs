@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::concurrent::fight;
+use crate::concurrent::contention;
 use crate::concurrent::model::{DiskNode, Model, ModelNode, WorkerRng, is_below};
 use crate::concurrent::role::{ProcessTask, WORKERS};
 use crate::concurrent::walk;
 
 /// The root of the tree: the directory of the fight, the workers' directories, the shared ones, and
 /// the step counters.
-pub const TOP: [&str; 4] = [fight::DIR, "own", "shared", "steps"];
+pub const TOP: [&str; 4] = [contention::DIR, "own", "shared", "steps"];
 /// The directories of the workers' names.
 pub const OWNED: [&str; 2] = ["own", "shared"];
 const SHARED_DIRS: usize = 4;
@@ -36,7 +36,7 @@ pub fn prepare(root: &Path, workers: usize) {
     let make = |path: String| {
         fs::create_dir_all(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     };
-    make(fight::DIR.to_owned());
+    make(contention::DIR.to_owned());
     (0..SHARED_DIRS).for_each(|number| make(format!("shared/s{number}")));
     for index in 0..workers {
         make(format!("own/{}", name(index)));
@@ -158,7 +158,7 @@ impl Worker {
             17 => self.next_step(),
             18 | 19 => self.look(),
             20 => self.list(),
-            _ => fight::fight(&mut self.rng, &self.tree),
+            _ => contention::fight(&mut self.rng, &self.tree),
         }
     }
 

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::after::{self, RecoveryCounts};
+use super::recovery_checks::{self, RecoveryCounts};
 use super::disk::{ImageDisk, ImageHost};
 use super::load::{CrashLoad, DurablePromises};
-use super::story::{self, CrashWorkload};
+use super::crash_workload::{self, CrashWorkload};
 use super::usual_seed;
 use crate::common::command::TOOL_SECONDS;
 use crate::common::random::{count, seed};
@@ -137,7 +137,7 @@ fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (RecoveryCounts, Vec<Str
     let disk = host.mount(v.fs, &image);
     let dir = disk.path().join("project");
     std::fs::create_dir(&dir).unwrap();
-    story::prepare(&dir);
+    crash_workload::prepare(&dir);
     let (mut opts, is_busy) = (MountOpts::new(v.io), seed.is_multiple_of(2));
     if is_busy {
         opts = opts.packing();
@@ -164,7 +164,7 @@ fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (RecoveryCounts, Vec<Str
     let (mut found, keep) = (RecoveryCounts::default(), ImageArchive::from_environment());
     for (number, cut) in frozen.iter().enumerate() {
         let kept = keep.as_ref().map(|keep| keep.before(&cut.image));
-        match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
+        match recovery_checks::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
             Ok(more) => found += more,
             Err(problem) => {
                 let kept = kept

@@ -13,8 +13,8 @@
 //! and `CKPTFS_VERIFIES` set the counts for each variant. `CKPTFS_LONG=1` selects the long form.
 
 mod absence;
-mod after;
-mod crew;
+mod recovery_checks;
+mod worker_processes;
 mod cut;
 pub mod disk;
 mod kill;
@@ -24,8 +24,8 @@ mod ops;
 mod order;
 mod recorder;
 mod replay;
-mod spared;
-mod story;
+mod files_left_in_place;
+mod crash_workload;
 mod undo;
 mod verified;
 

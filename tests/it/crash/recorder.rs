@@ -5,7 +5,7 @@
 //! everything that was flushed, and any subset of the rest, because a disk caches writes and
 //! persists them in any order.
 
-use crate::common::served::attributes;
+use crate::common::fuse_replies::attributes;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

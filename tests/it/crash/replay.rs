@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use super::after::{self, RecoveryCounts};
+use super::recovery_checks::{self, RecoveryCounts};
 use super::disk::ImageHost;
 use super::load::{CrashLoad, DurablePromises, WORKERS};
 use super::recorder::{DiskEvent, DiskLog, Recorder};
@@ -86,7 +86,7 @@ fn reordered(v: Variant) {
             checkpoints: Vec::new(),
             synced: [0; 2],
         });
-        match after::look(&host, v.fs, &state, &opts, &promised, &known) {
+        match recovery_checks::look(&host, v.fs, &state, &opts, &promised, &known) {
             Ok(more) => found += more,
             Err(problem) => wrong.push(format!(
                 "{}, event {point}, {waiting} waiting, {cached:?}: {problem}",

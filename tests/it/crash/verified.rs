@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::after::verified;
+use super::recovery_checks::verified;
 use super::load::CrashLoad;
-use super::story::{self, CrashWorkload};
+use super::crash_workload::{self, CrashWorkload};
 use super::usual_seed;
 use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
@@ -55,7 +55,7 @@ fn verify_at_work_finds_nothing(v: Variant) {
     let wanted = count("CKPTFS_VERIFIES", RUNS, RUNS_LONG);
     let image = Image::of(v.fs);
     let dir = image.dir("project");
-    story::prepare(&dir);
+    crash_workload::prepare(&dir);
     let mut opts = MountOpts::new(v.io).packing();
     opts.limit *= 1 + wanted as u32 / 50;
     let mut mount = Mount::start(&dir, &opts);

@@ -8,7 +8,7 @@ use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::{self, CallKind, FaultOutcome, FaultPlan};
 
 use super::ops::{self, FaultOp, FaultOpResult, OpError};
-use super::seen::{Tree, differing, without_times};
+use super::node_snapshot::{Tree, differing, without_times};
 use super::served::ServedDir;
 use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};
@@ -429,7 +429,7 @@ impl FaultRun {
     fn clear(&mut self, dir: &str) {
         self.served.forget();
         let mut paths: Vec<_> = self.served.plain(dir).into_iter().collect();
-        paths.push((String::new(), super::seen::NodeSnapshot::dir()));
+        paths.push((String::new(), super::node_snapshot::NodeSnapshot::dir()));
         paths.sort_by(|a, b| b.0.cmp(&a.0));
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");

@@ -5,7 +5,7 @@
 //! `sys::fault` can make any call fail, and the directory can be inspected independently of the
 //! engine. Fault injection exists in debug builds only.
 
-mod always;
+mod full_without_reserve;
 #[cfg(debug_assertions)]
 mod baseline;
 #[cfg(debug_assertions)]
@@ -16,7 +16,7 @@ mod full;
 mod mounted;
 #[cfg(debug_assertions)]
 mod ops;
-mod room;
+mod full_warnings;
 #[cfg(debug_assertions)]
-mod seen;
+mod node_snapshot;
 mod served;

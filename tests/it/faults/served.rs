@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::seen::{NodeSnapshot, Tree, join, plain};
+use super::node_snapshot::{NodeSnapshot, Tree, join, plain};
 use ckptfs::api::{
     CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status,
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,

@@ -6,7 +6,7 @@ use std::fs;
 
 use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 
-use super::cuts::{at_each_call, cut_short};
+use super::interrupted_runs::{at_each_call, cut_short};
 use super::story::{ids, objects, rounds, views};
 use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant};

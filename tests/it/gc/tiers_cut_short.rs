@@ -7,7 +7,7 @@ use std::path::Path;
 use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 use serde_json::json;
 
-use super::cuts::{at_each_call, cut_short};
+use super::interrupted_runs::{at_each_call, cut_short};
 use super::story::{ids, objects, views};
 use super::tiers::{assert_whole_but_dropped, configure, dropped};
 use crate::common::space::noise;

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::common::exclusive::retried;
+use crate::common::timing_retries::retried;
 use crate::common::wait::{same, seen, wait_longer, wait_until};
 
 /// Returns the text of the panic of `work`.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::freeze::BystanderWorkload;
-use crate::common::{Fs, Image, Io, Rig, Variant, exclusive, for_each_variant, skip};
+use crate::common::{Fs, Image, Io, Rig, Variant, timing_retries, for_each_variant, skip};
 
 /// Throttle files of the block layer (cgroup version 1).
 const LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
@@ -108,7 +108,7 @@ fn nobody_waits_for_a_slow_disk(v: Variant) {
     if let Some(reason) = ThrottledDevice::unavailable() {
         return skip(&reason);
     }
-    exclusive::retried(|| slow_disk(v));
+    timing_retries::retried(|| slow_disk(v));
 }
 
 fn slow_disk(v: Variant) {

@@ -19,7 +19,7 @@ use fuser::{
 use tempfile::TempDir;
 
 use crate::common::scratch;
-use crate::common::served::attributes;
+use crate::common::fuse_replies::attributes;
 
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 const FILE: u64 = 2;

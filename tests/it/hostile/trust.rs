@@ -298,7 +298,7 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
 /// THEIRS` wrote that tree's bytes to a file.
 #[test]
 fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
-    use ckptfs::internals::transfer::import::keep::{self, StoredRecord};
+    use ckptfs::internals::transfer::import::record_files::{self, StoredRecord};
     use ckptfs::internals::transfer::import::record::InodeStamp;
     let Some(image) = on_reflink() else { return };
     let project = image.dir("project");
@@ -329,7 +329,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         .find(|known| known.name == b"build.sh")
         .expect("it is known");
     known.there = InodeStamp::of(&ckptfs::internals::sys::stat_fd(&file).expect("stat"));
-    keep::write(&store, &record).expect("a forged record");
+    record_files::write(&store, &record).expect("a forged record");
     bring("mine", &["--with", "theirs"]);
     assert_eq!(
         get(image.path().join("mine/build.sh")),

@@ -2,18 +2,18 @@
 //! named, and the index follows from the journal.
 
 mod absence;
-mod apart;
+mod absence_checkpoints;
 mod audit;
 mod baseline;
-mod behind;
+mod behind_the_mount;
 mod clock;
 mod flips;
 mod fsck;
-mod left;
+mod restore_skips;
 mod links;
-mod numbers;
+mod inode_reuse;
 mod reads;
 mod released;
 mod sealer;
 pub mod story;
-mod untold;
+mod unknown_past;

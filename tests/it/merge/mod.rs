@@ -5,7 +5,7 @@ mod branch;
 mod cases;
 mod cost;
 mod cut_short;
-mod later;
+mod repeated_merges;
 mod links;
 mod story;
 mod support;

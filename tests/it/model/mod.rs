@@ -21,7 +21,7 @@ mod map;
 mod marks;
 pub mod observe;
 pub mod ops;
-mod plays;
+mod sequences;
 mod restores;
 mod run;
 mod setup;

@@ -12,4 +12,4 @@ mod options;
 mod remote;
 mod survival;
 mod transcript;
-mod uses;
+mod mount_records;

@@ -1,9 +1,9 @@
 //! Attribution: which process changed which files, restores of one writer's changes, and files open
 //! for writing at a checkpoint.
 
-mod cut;
+mod open_for_write;
 mod descriptors;
 mod identity;
-mod only;
+mod restored_by_writer;
 mod support;
-mod told;
+mod status_by;

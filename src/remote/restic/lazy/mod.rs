@@ -449,7 +449,7 @@ impl Inner {
             )),
             (None, Some((slot, why))) => Some(format!(
                 "{} of the remote {remote} cannot be read, {} the first: {}",
-                crate::engine::word::count(state.damaged.len(), "file"),
+                crate::engine::display::count(state.damaged.len(), "file"),
                 escaped(&String::from_utf8_lossy(&self.tree.path(*slot))),
                 escaped(why)
             )),

@@ -17,7 +17,7 @@
 //!   and the index is rebuilt.
 
 mod filter;
-mod look;
+mod run_lookup;
 mod merge;
 pub mod needs;
 pub mod run;
@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-pub use self::look::{RunSnapshot, RunWalk};
+pub use self::run_lookup::{RunSnapshot, RunWalk};
 use self::merge::{MergeIter, RunEntry};
 use self::needs::{NeededFilter, RetentionNeeds};
 use self::run::{BlockCache, BlockWeighter, Run, RunBuilder, RunSink, RunSource};

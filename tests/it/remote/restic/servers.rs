@@ -12,7 +12,7 @@ use std::thread;
 use serde_json::Value;
 
 use super::kinds::{Kind, SECRET, Server};
-use super::same::as_restic_has_it;
+use super::roundtrip::as_restic_has_it;
 use super::{SECONDS, User, bucket, mark, pulled};
 use crate::common::command::{fails, has, run_limited, sh, stdout_of, succeeds};
 use crate::common::random::{Random, is_long, seed};

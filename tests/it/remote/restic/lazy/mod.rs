@@ -1,9 +1,9 @@
 //! Trees whose content is fetched from a remote on open.
 
-mod away;
-mod kept;
+mod outage;
+mod content_cache;
 mod reader;
-mod same;
+mod tree_operations;
 mod user;
 
 use serde_json::Value;

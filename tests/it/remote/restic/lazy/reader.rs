@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::RemoteMount;
-use super::kept::pushed;
+use super::content_cache::pushed;
 use crate::common::process::{start_of, until_stopped};
 use crate::common::wait::wait_until;
 use crate::common::{Mount, Variant, for_each_variant};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::NodeId;
-use crate::sys::{Errno, cause};
+use crate::sys::{Errno, last_eio};
 
 /// Maximum number of lines in a period, for the live tree and for the past separately, so that
 /// damage in the past does not hide current failures.
@@ -39,7 +39,7 @@ pub fn begin(kind: Kind, node: Option<NodeId>) {
     if node.is_some() {
         NODE.set(node);
     }
-    cause::take();
+    last_eio::take();
 }
 
 /// Ends a request on this thread, which is complete or goes to another thread.
@@ -61,7 +61,7 @@ pub fn note(errno: Errno) {
     tracing::warn!(
         request = KIND.get().map_or("unknown", Kind::name),
         node = node.map_or(0, |node| node.0),
-        failed = ?cause::take(),
+        failed = ?last_eio::take(),
         untold,
         "a request is answered with EIO"
     );

@@ -18,7 +18,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::layout::merges::{InodeBirth, MERGES_MAX, MergeEntry, MergeInto, Merges};
 use crate::store::operation::Operation;
 use crate::sys::SysResult;
-use crate::tree::merge::same::InodeClasses;
+use crate::tree::merge::inode_classes::InodeClasses;
 
 /// A branch and its parent.
 #[derive(Clone, Copy)]

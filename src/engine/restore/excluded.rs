@@ -12,7 +12,7 @@ use super::super::api::{Change, ChangeKind, DroppedInfo, TreePath, VerbResult};
 use super::super::error;
 use super::super::tiers::TierPatterns;
 use super::Restorer;
-use super::covered::MountPoints;
+use super::mount_points::MountPoints;
 use super::plan::PlanScope;
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::after::differences;
+use super::recovery_checks::differences;
 use super::load::{CrashLoad, WORKERS};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::random::Random;

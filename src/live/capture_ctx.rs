@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 pub(super) use super::attribution::WriterTable;
-pub(super) use super::busy::LockWaits;
+pub(super) use super::lock_waits::LockWaits;
 pub(super) use super::capture::Captures;
 pub(super) use super::durable::Durability;
 pub(super) use super::inodes::Inodes;
-use super::tables::SharedTables;
+use super::shared_tables::SharedTables;
 use crate::sys::{self, Stat, SysResult};
 
 /// Finds an inode, captures it, attributes the change, and orders writes to the disk.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::null;
-use super::words::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
+use super::messages::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
 use crate::cli::error::{ErrorContext, error};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::succession::WorkerHandover;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::super::kinds::{Kind, Server};
 use super::RemoteMount;
 use crate::common::command::{fails, run_limited, sh, succeeds};
-use crate::common::exclusive;
+use crate::common::timing_retries;
 use crate::common::wait::{WAIT, seen, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, tool};
 use crate::remote::restic::User;
@@ -177,7 +177,7 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
 for_each_variant! { xfs => a_server_that_says_nothing }
 
 fn a_server_that_says_nothing(v: Variant) {
-    exclusive::retried(|| nothing_is_said(v));
+    timing_retries::retried(|| nothing_is_said(v));
 }
 
 fn nothing_is_said(v: Variant) {

@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::nodes::{generation_of, is_same};
-use super::past::{CaptureCtx, Captures, Inodes};
-use super::tables::SharedTables;
+use super::capture_ctx::{CaptureCtx, Captures, Inodes};
+use super::shared_tables::SharedTables;
 use crate::history::timeline::Timeline;
 use crate::history::wake::IdleThread;
 use crate::store::baseline::BaselineNode;

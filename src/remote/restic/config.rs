@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backend;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted, io_error};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys;
 
 /// The remotes of the system.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::holders::MountUser;
+use super::mount_users::MountUser;
 use crate::engine::api::{Code, VerbResult};
 
 /// A process that uses the mount for this long is not brief.

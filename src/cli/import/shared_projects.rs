@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use crate::cli::context::Context;
-use crate::cli::copies;
+use crate::cli::export_common;
 use crate::cli::error::{ErrorContext, hinted, io_error};
 use crate::cli::locate::{self, TreeLocation};
 use crate::cli::progress::Spinner;
@@ -12,7 +12,7 @@ use crate::engine::api::{Code, VerbResult};
 use crate::engine::import::ImportAsk;
 use crate::sys::{self, Errno};
 use crate::transfer::import::contents;
-use crate::transfer::import::keep::StoredRecord;
+use crate::transfer::import::record_files::StoredRecord;
 use crate::transfer::import::record::ImportRecord;
 use crate::transfer::import::scan;
 
@@ -32,7 +32,7 @@ pub fn read(
     context: &Context,
 ) -> VerbResult<Vec<ContentSource>> {
     dirs.iter()
-        .map(|dir| one(&copies::destination(cwd, dir), threads, context))
+        .map(|dir| one(&export_common::destination(cwd, dir), threads, context))
         .collect()
 }
 

@@ -11,7 +11,7 @@ use super::tree_path::in_tree;
 use crate::engine::api::{
     Change, ChangeKind, Code, Query, RestoreOptions, StateName, TreePath, VerbError, VerbResult,
 };
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::store::ids::CheckpointId;
 
 /// Limit of the versions of the paths that are tried.

@@ -20,7 +20,7 @@ use super::{launch, time};
 use crate::control::Client;
 use crate::engine::api::{Code, StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
-use crate::engine::word::count;
+use crate::engine::display::count;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::write::Writer;

@@ -62,7 +62,7 @@ impl VerbRunner for CliVerbRunner {
     #[cfg(feature = "remote")]
     fn check_remote(&self, remote: &str) -> VerbResult<()> {
         let names = match &self.remotes {
-            Some(file) => crate::remote::restic::names::RemoteConfigs::read(file),
+            Some(file) => crate::remote::restic::config::RemoteConfigs::read(file),
             None => super::remotes::names(),
         };
         names?.get(remote).map(drop)

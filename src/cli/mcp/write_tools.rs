@@ -5,17 +5,17 @@ use super::super::output::{Out, escape};
 use super::super::restore::warn_of_holders;
 use super::super::undo::{remark, tell_git_of};
 use super::super::{locate, ops};
-use super::answers::{
+use super::results::{
     Changes, CheckpointResult, Restored, UnappliedPath, Undone, UndoneOperation, name, warnings,
 };
-use super::{McpContext, asked, paths_of, state_or_latest};
+use super::{McpContext, params, paths_of, state_or_latest};
 use crate::engine::api::attribution::{OnlyBy, RestoredOnly, SharedPath};
 use crate::engine::api::{
     self, CheckpointOptions, Code, RestoreOptions, StateName, TreePath, UndoOptions, UndoWalk,
     UndoneStep, VerbResult,
 };
 
-pub fn checkpoint(seat: &McpContext, asked: asked::Checkpoint) -> VerbResult<CheckpointResult> {
+pub fn checkpoint(seat: &McpContext, asked: params::Checkpoint) -> VerbResult<CheckpointResult> {
     let made = seat.served()?.client.ask(CheckpointOptions {
         note: asked.message,
         tags: asked.tags,
@@ -28,10 +28,10 @@ pub fn checkpoint(seat: &McpContext, asked: asked::Checkpoint) -> VerbResult<Che
     })
 }
 
-pub fn restore(seat: &McpContext, asked: asked::Restore) -> VerbResult<Restored> {
+pub fn restore(seat: &McpContext, asked: params::Restore) -> VerbResult<Restored> {
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
-    let limit = asked::limit(asked.limit);
+    let limit = params::limit(asked.limit);
     let to = asked.to.map(StateName);
     let done = if asked.only_by_me {
         let only = OnlyBy {
@@ -153,7 +153,7 @@ fn shared(shared: &SharedPath) -> UnappliedPath {
     }
 }
 
-pub fn undo(seat: &McpContext, asked: asked::Undo) -> VerbResult<Undone> {
+pub fn undo(seat: &McpContext, asked: params::Undo) -> VerbResult<Undone> {
     if !(1..=100).contains(&asked.count) {
         return Err(hinted(
             Code::Usage,

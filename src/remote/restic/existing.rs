@@ -12,7 +12,7 @@ use crate::engine::export::parts::ExportEntry;
 use crate::store::layout::STORE_NAME;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 use crate::transfer::inode::is_as_told;
-use crate::transfer::place::{open_below, split};
+use crate::transfer::dirs::{open_below, split};
 use crate::transfer::walk::Walk;
 
 /// Minimum size of a file to be searched elsewhere; a smaller one is fetched sooner.

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStringExt;
 
 use super::Restorer;
 use super::plan::PlanScope;
-use super::spared::is_at_or_below;
+use super::excluded::is_at_or_below;
 use crate::engine::Engine;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::error::{Code, failed, hinted};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::store::ids::{CheckpointId, Name, Slot};

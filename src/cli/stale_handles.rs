@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::holders::{MountUser, Use};
+use super::mount_users::{MountUser, Use};
 
 /// Time limit of the search.
 const LOOK_MAX: Duration = Duration::from_millis(500);

@@ -102,7 +102,7 @@ impl GarbageCollector {
                     _ if !young && seen > GUARDS_KEPT => return Ok(held),
                     OperationEffect::Restored { guard, .. } => drop(held.guards.insert(*guard)),
                     OperationEffect::Deleted { id, .. } if young && automatic => {
-                        drop(held.hidden.insert(*id))
+                        held.hidden.insert(*id);
                     }
                     _ => {}
                 }

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::left::{SkipReason, SkippedPath};
+use super::skipped::{SkipReason, SkippedPath};
 use super::plan::{ImportPlan, Item};
 use super::record::Hash;
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
-use crate::transfer::place::{DirCache, open_below, split};
+use crate::transfer::dirs::{DirCache, open_below, split};
 use crate::transfer::write::{Writer, by_several};
 
 /// Paths that a thread claims at a time.

@@ -12,8 +12,8 @@ use super::super::locate::{self, ServedTree};
 use super::super::output::{Out, escape};
 use super::super::past::{PathInState, StateTree, state};
 use super::super::patch;
-use super::answers::{Changes, Diff, FileContent, Log, Status, Version, Versions, name, warnings};
-use super::{McpContext, asked, path_of, paths_of, state_or_latest};
+use super::results::{Changes, Diff, FileContent, Log, Status, Version, Versions, name, warnings};
+use super::{McpContext, params, path_of, paths_of, state_or_latest};
 use crate::engine::api::{
     Change, CheckpointInfo, Compare, GetStatus, ListBranches, ListVersions, Query, ShowCheckpoint,
     StateName, TreePath, VerbResult, VersionInfo, is_among,
@@ -25,7 +25,7 @@ const LOOKED_AT_BYTES_MAX: u64 = 16 << 20;
 /// Maximum size of all searched versions, bytes.
 const LOOKED_AT_ALL_MAX: u64 = 256 << 20;
 
-pub fn status(seat: &McpContext, asked: asked::Status) -> VerbResult<Status> {
+pub fn status(seat: &McpContext, asked: params::Status) -> VerbResult<Status> {
     let mut served = seat.served()?;
     let status = served.client.ask(GetStatus)?;
     let branches = served.client.ask(ListBranches::default())?;
@@ -34,14 +34,14 @@ pub fn status(seat: &McpContext, asked: asked::Status) -> VerbResult<Status> {
         since: status.base.map(|base| base.0),
         latest: status.latest.map(|latest| latest.0),
         checkpoints: status.checkpoints,
-        changed: Changes::first(&status.dirty, asked::limit(asked.limit)),
+        changed: Changes::first(&status.dirty, params::limit(asked.limit)),
         branches: branches.into_iter().map(|branch| branch.name).collect(),
         warnings: warnings(status.warnings),
     })
 }
 
-pub fn log(seat: &McpContext, asked: asked::Log) -> VerbResult<Log> {
-    let limit = asked::limit(asked.limit);
+pub fn log(seat: &McpContext, asked: params::Log) -> VerbResult<Log> {
+    let limit = params::limit(asked.limit);
     let mut query = Query {
         tag: asked.tag,
         note: asked.note,
@@ -75,7 +75,7 @@ fn state_name(state: Option<&CheckpointInfo>) -> String {
     state.map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string())
 }
 
-pub fn diff(seat: &McpContext, asked: asked::Diff) -> VerbResult<Diff> {
+pub fn diff(seat: &McpContext, asked: params::Diff) -> VerbResult<Diff> {
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
     // Resolve names to numbers once: a time or `latest` may mean another checkpoint in the next
@@ -94,7 +94,7 @@ pub fn diff(seat: &McpContext, asked: asked::Diff) -> VerbResult<Diff> {
             StateTree::at(&served, from.as_ref())?,
             StateTree::at(&served, to.as_ref())?,
         );
-        Some(patch_of(&changes, &trees, asked::bytes(asked.max_bytes))?)
+        Some(patch_of(&changes, &trees, params::bytes(asked.max_bytes))?)
     } else {
         None
     };
@@ -105,7 +105,7 @@ pub fn diff(seat: &McpContext, asked: asked::Diff) -> VerbResult<Diff> {
     Ok(Diff {
         from: state_name(from.as_ref()),
         to: state_name(to.as_ref()),
-        changed: Changes::first(&changes, asked::limit(asked.limit)),
+        changed: Changes::first(&changes, params::limit(asked.limit)),
         patch,
         patch_cut,
         warnings: warnings(said),
@@ -152,7 +152,7 @@ fn whole(text: &[u8]) -> usize {
     }
 }
 
-pub fn read_past(seat: &McpContext, asked: asked::ReadPast) -> VerbResult<FileContent> {
+pub fn read_past(seat: &McpContext, asked: params::ReadPast) -> VerbResult<FileContent> {
     let mut served = seat.served()?;
     let checkpoint = state(&mut served, &asked.checkpoint)?;
     let path = path_of(&served, &asked.path)?;
@@ -164,7 +164,7 @@ pub fn read_past(seat: &McpContext, asked: asked::ReadPast) -> VerbResult<FileCo
         .map_err(|cause| found.failed(cause))?;
     let size = file.metadata().map_err(failed)?.len();
     let offset = asked.offset.min(size);
-    let mut content = vec![0; asked::bytes(asked.max_bytes)];
+    let mut content = vec![0; params::bytes(asked.max_bytes)];
     let mut filled = 0;
     while let Some(room) = content.get_mut(filled..).filter(|room| !room.is_empty()) {
         match file.read_at(room, offset + filled as u64) {
@@ -201,8 +201,8 @@ pub fn read_past(seat: &McpContext, asked: asked::ReadPast) -> VerbResult<FileCo
     })
 }
 
-pub fn find_version(seat: &McpContext, asked: asked::FindVersion) -> VerbResult<Versions> {
-    let limit = asked::limit(asked.limit);
+pub fn find_version(seat: &McpContext, asked: params::FindVersion) -> VerbResult<Versions> {
+    let limit = params::limit(asked.limit);
     let mut served = seat.served()?;
     let path = path_of(&served, &asked.path)?;
     let all = served.client.ask(ListVersions { path: path.clone() })?;

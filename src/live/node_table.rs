@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::legacy::HandoverLog;
+use super::handover::HandoverLog;
 use super::nodes::{IoMode, Node, Nodes, generation_of};
 use crate::store::ids::Slot;
 use crate::sys::lock::{Condvar, Mutex, MutexGuard, Rank};

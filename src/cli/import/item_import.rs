@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::items::Item;
 use super::target::{Target, TargetState};
-use super::with::ContentSource;
+use super::shared_projects::ContentSource;
 use crate::cli::context::Context;
 use crate::cli::error::{ErrorContext, Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
@@ -18,14 +18,14 @@ use crate::engine::api::{
 };
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
-use crate::transfer::import::bring::{ImportResult, ImportRun};
+use crate::transfer::import::execute::{ImportResult, ImportRun};
 use crate::transfer::import::contents::{ContentCounts, ContentIndex};
-use crate::transfer::import::keep::{self, StoredRecord};
-use crate::transfer::import::left::SkippedPath;
+use crate::transfer::import::record_files::{self, StoredRecord};
+use crate::transfer::import::skipped::SkippedPath;
 use crate::transfer::import::plan::{self, ImportPlan, TreePair};
 use crate::transfer::import::record::ImportRecord;
 use crate::transfer::import::scan::{self, InodeCounts, Scan};
-use crate::transfer::place::open_below;
+use crate::transfer::dirs::open_below;
 use crate::transfer::snapshots::Snapshot;
 use crate::transfer::write::{DestState, Writer};
 
@@ -235,7 +235,7 @@ fn first(
 ) -> Outcome {
     let path = target.path.clone();
     let dir = target.backing()?.try_clone().on("a descriptor")?;
-    keep::begin(&dir, item.path.as_os_str().as_encoded_bytes()).on(path.display())?;
+    record_files::begin(&dir, item.path.as_os_str().as_encoded_bytes()).on(path.display())?;
     let (plan, before) = if target.state == TargetState::Empty {
         (ImportPlan::all(&source.scan), DestState::Nothing)
     } else {
@@ -248,14 +248,14 @@ fn first(
     writer.inodes.contents = contents(source, &dir, how, None)?;
     writer.prepare().on(path.display())?;
     let brought = bring(source, &writer, &plan, how, context, || {
-        keep::make_store(&dir).map_err(|cause| {
+        record_files::make_store(&dir).map_err(|cause| {
             error(
                 Code::Io,
                 format!("the store of {}: {cause}", path.display()),
             )
         })
     })?;
-    keep::end(&dir).on(path.display())?;
+    record_files::end(&dir).on(path.display())?;
     target.state = TargetState::Tree;
     made.add(&writer, &brought);
     let bytes = write_record(source, target, how, &brought, None)?;
@@ -444,11 +444,11 @@ fn write_record(
 ) -> VerbResult<Vec<u8>> {
     let there = scan::scan(target.backing()?, how.threads).on(target.path.display())?;
     let record = plan::record(&source.scan, &there, source.begun, brought, old);
-    keep::write(target.store()?, &record).on("the record of the import")
+    record_files::write(target.store()?, &record).on("the record of the import")
 }
 
 fn note_checkpoint(target: &Target, bytes: &[u8], id: CheckpointId) -> Outcome {
-    Ok(keep::write_checkpoint(target.store()?, bytes, id).on("the record of the import")?)
+    Ok(record_files::write_checkpoint(target.store()?, bytes, id).on("the record of the import")?)
 }
 
 fn checkpoint(

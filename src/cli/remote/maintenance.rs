@@ -10,7 +10,7 @@ use super::super::{config, locate, size};
 use super::repository;
 use crate::engine::api::{Code, Retention};
 use crate::engine::retention;
-use crate::engine::word::{count, word};
+use crate::engine::display::{count, word};
 use crate::remote::limits::Limits;
 use crate::remote::restic::{OpenPurpose, PushedSnapshot};
 use crate::store::ids::CheckpointId;

@@ -34,7 +34,7 @@ use super::capture::Captures;
 use super::change::{ChangeCtx, PendingWork};
 use super::inodes::{Inodes, NodeRef};
 use super::locks::Freeze;
-use super::tables::{BlockingCalls, Locks, NodeTable, SharedTables};
+use super::shared_tables::{BlockingCalls, Locks, NodeTable, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;

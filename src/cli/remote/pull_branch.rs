@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::super::branch::create::{BranchOptions, make};
 use super::super::context::Context;
-use super::super::copies::{self, Copied};
+use super::super::export_common::{self, Copied};
 use super::super::error::{ErrorContext, Outcome};
 use super::super::locate::{self, ServedTree};
 use super::super::past;
@@ -83,7 +83,7 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
         ..CheckpointOptions::default()
     })?;
     sys::umask0();
-    let dir = copies::open_destination(&path)?;
+    let dir = export_common::open_destination(&path)?;
     let there = format!("{}/{}", past::snapdir(on.client.store()), before.id);
     let there = sys::open_beneath(&dir, there.as_bytes(), OpenKind::Dir).on(path.display())?;
     let writer = Writer::of_compared_mount(dir.try_clone().on(path.display())?);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::super::error::ErrorContext;
 use super::super::output::escape;
 use crate::engine::api::{TreePath, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 
 /// The arguments of `ckptfs`.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use super::mounts;
 use super::output::{Out, escape};
 use super::tree_path::normal;
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::display::word;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, MountPoint};
 
