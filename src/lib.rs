@@ -112,7 +112,7 @@ pub mod internals {
     }
     pub mod transfer {
         pub mod import {
-            pub use crate::transfer::import::{record_files, record};
+            pub use crate::transfer::import::{record, record_files};
         }
     }
 }

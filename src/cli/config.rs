@@ -25,11 +25,11 @@ use crate::sys::{self, host};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: ConfigCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum ConfigCommand {
     /// Show the settings; the store's file overrides the user's
     Show {
         /// Show the file and line of each setting
@@ -67,9 +67,9 @@ impl Args {
     /// Reports whether the command can set or unset a key of the store's file with this prefix.
     pub fn sets(&self, prefix: &str) -> bool {
         match &self.what {
-            What::Set { key, user, .. } => !user && key.starts_with(prefix),
-            What::Write { .. } => true,
-            What::Show { .. } | What::Get { .. } | What::Check => false,
+            ConfigCommand::Set { key, user, .. } => !user && key.starts_with(prefix),
+            ConfigCommand::Write { .. } => true,
+            ConfigCommand::Show { .. } | ConfigCommand::Get { .. } | ConfigCommand::Check => false,
         }
     }
 }
@@ -94,11 +94,13 @@ struct ShownSetting<'a> {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     match args.what {
-        What::Show { origin, all } => show(origin, all, context),
-        What::Get { key } => get(known(&key)?, context),
-        What::Set { key, value, user } => set(known(&key)?, value.as_deref(), user, context),
-        What::Write { file } => write(&file, context),
-        What::Check => check(context),
+        ConfigCommand::Show { origin, all } => show(origin, all, context),
+        ConfigCommand::Get { key } => get(known(&key)?, context),
+        ConfigCommand::Set { key, value, user } => {
+            set(known(&key)?, value.as_deref(), user, context)
+        }
+        ConfigCommand::Write { file } => write(&file, context),
+        ConfigCommand::Check => check(context),
     }
 }
 

@@ -19,20 +19,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use super::control_socket::{EndReason, bind, lacks_room, start_threads};
 use super::context::Context;
+use super::control_socket::{EndReason, bind, lacks_room, start_threads};
 use super::error::{ErrorContext, Outcome, hinted, plain};
-use super::mount_users::{MountUser, VisibleTree, WritableFile};
 use super::launch::{DaemonReady, Handshake, tell, tell_on};
 use super::logging::log_to_stderr;
+use super::mount_users::{MountUser, VisibleTree, WritableFile};
 use super::serving::{Io, OthersIo, Seal, ServeOptions, Snapdir, SnapdirNames, Writes};
 use super::trees::{BranchHandover, BranchServer};
 use super::{git_guard, holder, mount_users, mounts, nested, serving, size};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
 use crate::engine::branches::{BranchOps, UnmountMode};
-use crate::engine::request::Service;
 use crate::engine::display::word;
+use crate::engine::request::Service;
 use crate::engine::{Config, Engine, IoChoice, SealerMode};
 use crate::fuse::{MountConfig, Session, Xattrs};
 use crate::sys::host;
@@ -451,7 +451,10 @@ pub fn watch_below(args: &Args, engine: &Engine) -> Vec<MountUser> {
         return Vec::new();
     };
     let elsewhere = tree.is_elsewhere();
-    let found = tree.users(&[std::os::unix::process::parent_id()], mount_users::THOROUGH);
+    let found = tree.users(
+        &[std::os::unix::process::parent_id()],
+        mount_users::THOROUGH,
+    );
     engine.watch_held(
         found
             .files

@@ -15,7 +15,7 @@ use crate::control::{Client, STORE_NAME, StoreDir};
 use crate::engine::api::{GetStatus, VerbResult, host_path};
 use crate::engine::display::word;
 use crate::sys::host;
-use crate::sys::{self, Errno, Open, SysResult};
+use crate::sys::{self, Access, Errno, SysResult};
 
 /// Show the features of this machine and a directory, and the cost of each missing one
 ///
@@ -56,7 +56,7 @@ struct Finding {
 
 /// Output of `--json`.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DoctorReport {
     #[serde(serialize_with = "host_path::serialize")]
     directory: PathBuf,
     ok: bool,
@@ -79,7 +79,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let ok = findings
         .iter()
         .all(|finding| finding.state != Severity::Fail);
-    let report = Report {
+    let report = DoctorReport {
         directory,
         ok,
         findings,
@@ -89,7 +89,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if ok { Ok(()) } else { Err(Failure::No) }
 }
 
-fn print(report: &Report, out: &mut Out) -> Outcome {
+fn print(report: &DoctorReport, out: &mut Out) -> Outcome {
     if out.json {
         return Ok(out.json(report)?);
     }
@@ -297,7 +297,7 @@ fn store_place(directory: &Path) -> Finding {
 fn probe_reflink(dir: &OwnedFd) -> SysResult<()> {
     let name = format!(".ckptfs-doctor-{}", std::process::id());
     let file = |name: &str| -> SysResult<File> {
-        let file = sys::create_file_at(dir, name.as_bytes(), Open::READ_WRITE, 0o600)?;
+        let file = sys::create_file_at(dir, name.as_bytes(), Access::READ_WRITE, 0o600)?;
         sys::unlink_at(dir, name.as_bytes())?;
         Ok(file)
     };

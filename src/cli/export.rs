@@ -7,8 +7,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::context::Context;
-use super::export_common::{self, Copied, ExportStream};
 use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use super::export_common::{self, Copied, ExportStream};
 use super::locate::ServedTree;
 use super::progress::Bar;
 use crate::engine::api::{Code, TreePath, VerbResult, host_path};

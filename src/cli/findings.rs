@@ -10,7 +10,7 @@ use crate::engine::display::count;
 
 /// Output of `--json`.
 #[derive(Serialize)]
-struct Report<'a> {
+struct VerifyReport<'a> {
     ok: bool,
     deep: bool,
     frames: u64,
@@ -41,7 +41,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
     let out = &mut context.out;
     if out.json {
         let ok = findings.is_empty();
-        let report = Report {
+        let report = VerifyReport {
             ok,
             deep,
             frames: *frames,

@@ -6,8 +6,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::context::Context;
-use super::export_common::{self, Copied, ExportStream};
 use super::error::{ErrorContext, Failure, Outcome, hinted};
+use super::export_common::{self, Copied, ExportStream};
 use super::locate::ServedTree;
 use super::output::Out;
 use super::past;

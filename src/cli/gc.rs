@@ -8,8 +8,8 @@ use super::progress::Bar;
 use super::{config, dedup, listing, size};
 use crate::control::VerbExecutor;
 use crate::engine::api::{Code, GcOptions, GcReason, GcReport, Retention, Rule, VerbResult};
-use crate::engine::settings::{self, Value, parse_value};
 use crate::engine::display::{count, word};
+use crate::engine::settings::{self, Value, parse_value};
 use crate::store::ids::CheckpointId;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone

@@ -6,7 +6,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 
-use crate::sys::{self, Errno, Kind, Open, OpenKind};
+use crate::sys::{self, Access, Errno, Kind, OpenKind};
 
 /// The local ignore list of a repository, which is never committed (gitignore(5)).
 const EXCLUDE: &[u8] = b".git/info/exclude";
@@ -56,7 +56,7 @@ pub fn exclude_store(root: impl AsFd) -> io::Result<bool> {
 }
 
 fn open_list(root: impl AsFd) -> Result<std::fs::File, Errno> {
-    let open = OpenKind::File(Open::READ_WRITE);
+    let open = OpenKind::File(Access::READ_WRITE);
     sys::open_beneath(root, EXCLUDE, open).map(Into::into)
 }
 
@@ -73,7 +73,7 @@ pub fn make_repository(store: impl AsFd) -> io::Result<()> {
     let git = sys::open_dir_at(&store, b".git")?;
     make(&git, b"objects")?;
     make(&git, b"refs")?;
-    match sys::create_file_at(&git, b"HEAD", Open::READ_WRITE, 0o600) {
+    match sys::create_file_at(&git, b"HEAD", Access::READ_WRITE, 0o600) {
         Err(Errno::EEXIST) => Ok(()),
         head => head?.write_all(b"ref: refs/heads/ckptfs\n"),
     }

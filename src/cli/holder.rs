@@ -28,8 +28,8 @@
 //! A branch is identified by the number of its store: a store is served once at a time. No other
 //! process can send a message: the socket has no name, and the worker's end is its stdin.
 
-mod worker_end;
 mod messages;
+mod worker_end;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -38,8 +38,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-pub use self::worker_end::{HolderConnection, InheritedTree, meet};
 use self::messages::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
+pub use self::worker_end::{HolderConnection, InheritedTree, meet};
 use super::daemon;
 use super::error::{ErrorContext, Failure, Outcome};
 use super::launch::program;

@@ -1,21 +1,21 @@
 //! `ckptfs import`.
 
-mod items;
 mod item_import;
-mod target;
+mod items;
 mod shared_projects;
+mod target;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
 
-use self::items::{Item, SourceKind};
 use self::item_import::{ImportOptions, ImportedItem};
+use self::items::{Item, SourceKind};
 use self::target::{SETTLES, Target, TargetState, is_race};
 use super::context::Context;
-use super::export_common;
 use super::error::{Failure, Outcome, hinted};
+use super::export_common;
 use super::size::human;
 use super::tree_path::beyond_links;
 use super::{locate, time};

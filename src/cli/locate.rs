@@ -14,8 +14,8 @@ use crate::control::{Client, STORE_NAME, StoreDir, StoreLookup, VerbExecutor, lo
 use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
 };
-use crate::engine::offline::Offline;
 use crate::engine::display::word;
+use crate::engine::offline::Offline;
 use crate::sys::{self, Errno, MountPoint, host};
 
 /// Attempts to find a daemon that should be there, and the pause between them.

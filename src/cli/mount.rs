@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted, io_error};
-use super::mount_users::{self, MountUser};
 use super::launch::{DaemonParent, DaemonReady};
+use super::mount_users::{self, MountUser};
 use super::origin::{self, OriginInputs};
 use super::progress::Spinner;
 use super::serving::{MountFlag, OthersIo, ServeOptions, Snapdir};

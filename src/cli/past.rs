@@ -13,7 +13,7 @@ use crate::engine::api::{
 };
 use crate::engine::display::word;
 use crate::store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, Stat, SysResult};
 
 /// Returns the name of the snapshot directory in the mount of a store.
 pub fn snapdir(store: Option<&StoreDir>) -> String {
@@ -64,7 +64,7 @@ impl StateTree {
     pub fn open_file(&self, path: &TreePath) -> SysResult<File> {
         let there = self.open_path(path)?;
         match sys::stat_fd(&there)?.kind {
-            Kind::File => sys::reopen(&there, Open::READ),
+            Kind::File => sys::reopen(&there, Access::READ),
             Kind::Dir => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }

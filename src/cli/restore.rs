@@ -10,7 +10,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::output::Out;
-use super::{changes, restore_target, locate, stale_handles, time};
+use super::{changes, locate, restore_target, stale_handles, time};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times};
 use crate::sys::Kind;
@@ -82,7 +82,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         };
         return only_by(&mut served, options, args.listed, context);
     }
-    let (to, paths) = restore_target::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
+    let (to, paths) =
+        restore_target::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
     let options = RestoreOptions {
         to,
         paths,

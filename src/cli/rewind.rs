@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::agent::labels::{self, Prompt};
 use super::agent::{self, process};
-use super::changes_by_process;
 use super::changes;
+use super::changes_by_process;
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::interrupt::Interrupt;
@@ -17,8 +17,8 @@ use super::output::{Out, Role, can_ask, width};
 use super::{restore, time};
 use crate::engine::api::attribution::{OnlyBy, REWIND_PROCESS, RestoredOnly};
 use crate::engine::api::{Code, RestoreOptions, Restored, StateName, VerbError, VerbResult};
-use crate::engine::verbs::ListCheckpoints;
 use crate::engine::display::word;
+use crate::engine::verbs::ListCheckpoints;
 use crate::sys;
 
 /// Limit of the listed prompts.

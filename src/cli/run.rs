@@ -102,7 +102,7 @@ pub struct CommandResult {
 
 /// Output of `--json` and `--report`.
 #[derive(Serialize)]
-struct Report<'a> {
+struct RunReport<'a> {
     command: Vec<TreePath>,
     /// Exit status of this process.
     status: u8,
@@ -179,7 +179,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
             made.id
         ));
     }
-    let report = Report {
+    let report = RunReport {
         changes: Some(&found),
         rolled_back: wanted,
         guard,
@@ -230,7 +230,7 @@ fn in_the_past(args: &Args, at: &str, context: &Context) -> VerbResult<u8> {
     let ended = execute(&args.command, &served.cwd, |_| {})?;
     let status = ended.tell(&args.command, context);
     drop(past);
-    let report = Report {
+    let report = RunReport {
         in_the_past: true,
         ..ended.report(args, status, &checkpoint)
     };
@@ -343,7 +343,7 @@ impl CommandResult {
         self.code()
     }
 
-    fn report<'a>(&self, args: &Args, status: u8, checkpoint: &'a CheckpointInfo) -> Report<'a> {
+    fn report<'a>(&self, args: &Args, status: u8, checkpoint: &'a CheckpointInfo) -> RunReport<'a> {
         use std::os::unix::ffi::OsStrExt;
         let signal = self.signal();
         let command = args
@@ -352,7 +352,7 @@ impl CommandResult {
             .map(|word| TreePath(word.as_bytes().to_vec()))
             .collect();
         let duration_us = self.duration_us;
-        Report {
+        RunReport {
             command,
             status,
             signal,
@@ -400,7 +400,7 @@ fn list(found: &[Change], made: &CheckpointInfo, context: &Context) {
 
 /// Writes the report.
 fn give(
-    report: &Report<'_>,
+    report: &RunReport<'_>,
     file: Option<&mut File>,
     args: &Args,
     context: &Context,

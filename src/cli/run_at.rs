@@ -11,10 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use super::error::{ErrorContext, hinted};
+use super::hang_watch;
 use super::locate::ServedTree;
 use super::past::StateTree;
 use super::tree_path::{beyond_links, normal};
-use super::hang_watch;
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
 

@@ -15,11 +15,11 @@ use super::volumes;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: ServeCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum ServeCommand {
     /// The volume driver of Docker and Podman
     Volumes(volumes::Driver),
     /// The CSI driver, for Kubernetes: snapshots are checkpoints, ready at once
@@ -29,8 +29,8 @@ enum What {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     match args.what {
-        What::Volumes(driver) => volumes::drive(driver, context),
+        ServeCommand::Volumes(driver) => volumes::drive(driver, context),
         #[cfg(feature = "csi")]
-        What::Csi(args) => csi::run(args, context),
+        ServeCommand::Csi(args) => csi::run(args, context),
     }
 }

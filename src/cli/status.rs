@@ -5,20 +5,20 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::changes_by_process::{self, By};
 use super::changes;
+use super::changes_by_process::{self, By};
 use super::context::Context;
 use super::error::Outcome;
-use super::mount_users::{self, MountUser, MountUsers, VisibleTree};
 use super::locate::ServedTree;
+use super::mount_users::{self, MountUser, MountUsers, VisibleTree};
 use super::tree_path::in_tree;
 use super::{detached, locate, mounts, nested, size, stats, time};
 use crate::engine::api::{
     BranchInfo, CompareByProcess, DaemonInfo, DuOptions, GetStats, GetStatus, ListBranches,
     MeasuredInfo, OriginInfo, Stats, Status, TreePath, VerbResult,
 };
-use crate::engine::metrics;
 use crate::engine::display::count;
+use crate::engine::metrics;
 
 /// Limit of the named branches.
 const BRANCHES_SHOWN_MAX: usize = 10;

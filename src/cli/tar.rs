@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use super::context::Context;
-use super::export_common::{self, ExportStream};
 use super::error::{Failure, Outcome, hinted, io_error};
+use super::export_common::{self, ExportStream};
 use super::locate::ServedTree;
 use super::past::StateTree;
 use super::progress::Bar;
 use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError};
-use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::engine::display::count as plural;
+use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::{self, Errno, Kind};
-use crate::transfer::verified_stream::{self, BufferedContent};
 use crate::transfer::tar::Stream;
+use crate::transfer::verified_stream::{self, BufferedContent};
 
 /// Size of the output buffer.
 const BUFFER_BYTES: usize = 1 << 20;

@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted};
-use super::mount_users::{self, MountUsers, Use, VisibleTree};
+use super::hang_watch::{self, ServingProcess, is_daemon};
 use super::locate::TreeLocation;
+use super::mount_users::{self, MountUsers, Use, VisibleTree};
 use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
-use super::hang_watch::{self, ServingProcess, is_daemon};
-use super::{transient_users, detached, locate, mounts, nested};
+use super::{detached, locate, mounts, nested, transient_users};
 use crate::control::{Client, STORE_NAME, StoreDir};
 use crate::engine::SavePolicy;
 use crate::engine::api::{Code, GetStatus, Status, Unmount, VerbError, VerbResult, host_path};

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted};
-use super::verb_runner::CliVerbRunner;
 use super::output::Role;
 use super::remotes::REMOTES_VARIABLE;
 use super::size;
+use super::verb_runner::CliVerbRunner;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::display::{count, word};
 use crate::volumes::options::{OPTIONS, OnRemove};
@@ -32,14 +32,14 @@ pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: VolumeCommand,
     /// The directory of the volumes
     #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT, global = true)]
     root: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum VolumeCommand {
     /// List the volumes
     Ls {
         /// List the trash: volumes that were removed with on-remove=trash
@@ -152,14 +152,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = args.root;
     match args.what {
         // A query creates no pool.
-        What::Ls { .. } if !is_pool(&root) => Ok(context.out.answer(&[(); 0], |_| Ok(()))?),
-        What::Ls { trash: false } => list(&pool(&root)?, context),
-        What::Ls { trash: true } => list_trash(&pool(&root)?, context),
-        What::Recover { name } => recover(&made(&root)?, &name, context),
-        What::Purge { name } => purge(&made(&root)?, &name, context),
-        What::Create { name, options } => create(&pool(&root)?, &name, &options, context),
-        What::Rm { name, dry_run, yes } => remove(&made(&root)?, &name, dry_run, yes, context),
-        What::Inspect { name } => inspect(&made(&root)?, &name, context),
+        VolumeCommand::Ls { .. } if !is_pool(&root) => {
+            Ok(context.out.answer(&[(); 0], |_| Ok(()))?)
+        }
+        VolumeCommand::Ls { trash: false } => list(&pool(&root)?, context),
+        VolumeCommand::Ls { trash: true } => list_trash(&pool(&root)?, context),
+        VolumeCommand::Recover { name } => recover(&made(&root)?, &name, context),
+        VolumeCommand::Purge { name } => purge(&made(&root)?, &name, context),
+        VolumeCommand::Create { name, options } => create(&pool(&root)?, &name, &options, context),
+        VolumeCommand::Rm { name, dry_run, yes } => {
+            remove(&made(&root)?, &name, dry_run, yes, context)
+        }
+        VolumeCommand::Inspect { name } => inspect(&made(&root)?, &name, context),
     }
 }
 

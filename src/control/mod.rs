@@ -17,14 +17,14 @@
 //! **Locking.** None: each connection belongs to one thread, and the verbs do their own locking.
 
 mod client;
-mod history;
 mod discovery;
+mod history;
 mod protocol;
 mod server;
 
 pub use client::Client;
-pub use history::VerbExecutor;
 pub use discovery::{StoreDir, StoreLookup, is_same, look};
+pub use history::VerbExecutor;
 pub use protocol::{encode, receive_up_to};
 pub use server::{CONNECTIONS_MAX, ServerHandle, serve};
 

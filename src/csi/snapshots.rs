@@ -31,8 +31,8 @@ impl Driver {
         let name = volume_request::named(&request.name)?;
         let volume = required("source_volume_id", &request.source_volume_id)?;
         let mut given = request.parameters.iter();
-        let unknown =
-            given.find(|(name, _)| *name != REMOTE && !name.starts_with(volume_request::OF_KUBERNETES));
+        let unknown = given
+            .find(|(name, _)| *name != REMOTE && !name.starts_with(volume_request::OF_KUBERNETES));
         if let Some((unknown, _)) = unknown {
             return Err(invalid(format!(
                 "a snapshot has no parameter {unknown}; there is {REMOTE}"

@@ -21,7 +21,7 @@ use super::error;
 use crate::history::diff::{Comparison, Difference, PathDiff};
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;
-use crate::history::writers::{Writer, WriterSet, Writers};
+use crate::history::writers::{ChangeWriter, WriterSet, Writers};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Process, Record};
 use crate::sys::{self, Errno, SysResult};
@@ -176,8 +176,9 @@ impl StateComparer {
         let failed = error::failed("the restore failed");
         let told = self.told_for(target, touched, options).map_err(failed)?;
         let meant = meant(&told, options, selector)?;
-        let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
-        let counts = |writer: &Writer| {
+        let is_meant =
+            |writer: &ChangeWriter| matches!(writer, ChangeWriter::One(at) if meant.contains(at));
+        let counts = |writer: &ChangeWriter| {
             !(is_meant(writer) || options.past_rewinds && is_rewind(&told.writers, *writer))
         };
         let chosen = choose(&told.unpaired, |differs, set| {
@@ -374,8 +375,8 @@ fn several(pid: u32, told: &AttributedDiff, meant: &HashSet<usize>) -> VerbError
 
 /// Returns whether the writer is `rewind` or `undo`, which only put changes back or take that back:
 /// a path touched by them contains no work of another process.
-fn is_rewind(writers: &Writers, writer: Writer) -> bool {
-    let Writer::One(at) = writer else {
+fn is_rewind(writers: &Writers, writer: ChangeWriter) -> bool {
+    let ChangeWriter::One(at) = writer else {
         return false;
     };
     writers.processes.get(at).is_some_and(|known| {
@@ -388,10 +389,10 @@ fn is_rewind(writers: &Writers, writer: Writer) -> bool {
 }
 
 /// Returns the printed form of a writer.
-fn label(writers: &Writers, writer: Writer) -> String {
+fn label(writers: &Writers, writer: ChangeWriter) -> String {
     match writer {
-        Writer::Others => "others".into(),
-        Writer::One(at) => match writers.processes.get(at) {
+        ChangeWriter::Others => "others".into(),
+        ChangeWriter::One(at) => match writers.processes.get(at) {
             Some(known) if known.process.pid == 0 => "unknown".into(),
             Some(known) if known.names.is_empty() => known.process.pid.to_string(),
             Some(known) => format!("{}[{}]", known.names.join("/"), known.process.pid),
@@ -407,7 +408,7 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, WriterSet)>)
     for (change, set) in changes {
         let mut by = Vec::new();
         for at in set.iter().filter_map(|writer| {
-            if let Writer::One(at) = writer {
+            if let ChangeWriter::One(at) = writer {
                 Some(*at)
             } else {
                 None
@@ -430,7 +431,7 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, WriterSet)>)
         found.changes.push(ChangeBy {
             change,
             by,
-            others: set.contains(&Writer::Others),
+            others: set.contains(&ChangeWriter::Others),
         });
     }
     found

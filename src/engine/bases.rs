@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::api::{VerbError, VerbResult};
-use super::error::{self, Code, hinted};
 use super::display::word;
+use super::error::{self, Code, hinted};
 use crate::live::Live;
 use crate::store::StoreError;
 use crate::store::ids::CheckpointId;

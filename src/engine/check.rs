@@ -291,12 +291,12 @@ impl Verifier {
 pub struct StoreCheck {
     root: OwnedFd,
     /// `None`: the store cannot be opened.
-    open: Option<Open>,
+    open: Option<OpenStoreParts>,
     check: Check,
     repaired: Vec<Finding>,
 }
 
-struct Open {
+struct OpenStoreParts {
     journal: Journal,
     layers: Layers,
     layout: Layout,
@@ -365,7 +365,7 @@ impl StoreCheck {
         }
         Ok(StoreCheck {
             root,
-            open: Some(Open {
+            open: Some(OpenStoreParts {
                 journal,
                 layers,
                 layout,
@@ -401,7 +401,7 @@ impl StoreCheck {
     /// # Errors
     /// In words for a person; what was done before stays done.
     pub fn repair(self) -> VerbResult<Vec<String>> {
-        let Some(Open {
+        let Some(OpenStoreParts {
             journal,
             layers,
             layout,

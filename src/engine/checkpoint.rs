@@ -8,13 +8,13 @@ use super::api::{
 };
 use super::bases::HeldBases;
 use super::compare::StateComparer;
-use super::snapdir::Snapdir;
 use super::error;
 use super::hooks::Hooks;
 use super::hooks::around;
 use super::request::{CacheInvalidation, NodeId};
 use super::requester::Requester;
 use super::serving::ServingEnv;
+use super::snapdir::Snapdir;
 use crate::history::attribution::NumberedProcess;
 use crate::live::Freeze;
 use crate::live::Live;

@@ -224,7 +224,7 @@ fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
     for name in [b"probe-a".as_slice(), b"probe-b"] {
         let _ = sys::unlink_at(tmp, name);
     }
-    let source = sys::create_file_at(tmp, b"probe-a", sys::Open::READ_WRITE, 0o600)?;
+    let source = sys::create_file_at(tmp, b"probe-a", sys::Access::READ_WRITE, 0o600)?;
     if sys::stat_fd(&source)?.dev != sys::stat_fd(tmp)?.dev {
         let _ = sys::unlink_at(tmp, b"probe-a");
         return Err(Errno::EXDEV);
@@ -245,7 +245,7 @@ fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
 pub(super) fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
     let _ = sys::unlink_at(tmp, b"probe-times");
-    let file = sys::create_file_at(tmp, b"probe-times", sys::Open::READ_WRITE, 0o600);
+    let file = sys::create_file_at(tmp, b"probe-times", sys::Access::READ_WRITE, 0o600);
     let _ = sys::unlink_at(tmp, b"probe-times");
     match file.and_then(|file| shows_every(&file, || sys::write_all_at(&file, &[1], 0))) {
         Err(errno) if errno.is_no_room() => {}

@@ -14,9 +14,9 @@
 //! **Locking.** Several connections work on a job at the same time. Its state is a leaf lock; no
 //! file is read or opened under it.
 
+mod entries;
 pub mod parts;
 mod plan;
-mod entries;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -2,8 +2,8 @@
 //! which `ckptfs mount` binds the original.
 
 use super::Engine;
-use super::snapdir::CONTROL;
 use super::request::{Attr, Entry, FOR_EVER, NodeId};
+use super::snapdir::CONTROL;
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Kind, Stat, SysResult};
 

@@ -11,8 +11,8 @@
 //! removal of versions blocks no request. Checkpoints pinned, tagged or undeleted since the plan
 //! stay, with their data.
 
-mod protected;
 mod plan;
+mod protected;
 mod tiers;
 
 use std::collections::BTreeSet;
@@ -27,11 +27,11 @@ use self::tiers::TierMatching;
 use super::api::{CheckpointInfo, VerbResult};
 use super::checkpoint::Checkpoints;
 use super::compare::StateComparer;
-use super::snapdir::Snapdir;
 use super::error;
 use super::retention::{Retention, Rule, RuleContext};
 use super::runs::{PART_TIME, SlicedRuns, go_on};
 use super::serving::ServingEnv;
+use super::snapdir::Snapdir;
 use super::space::SpaceMeasurement;
 use crate::live::Live;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::announce::{Announcement, EventKind};
 use super::api::{TreePath, VerbResult};
-use super::snapdir::SNAPDIR;
 use super::export::parts::Refused;
 use super::request::NodeId;
 use super::restore::Restorer;
 use super::restore::stale::StaleEntries;
+use super::snapdir::SNAPDIR;
 use super::{Engine, error};
 use crate::history::state::TreeState;
 use crate::live::{ChangeCtx, KernelRequest, NodeRef};

@@ -10,10 +10,10 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use super::snapdir::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
 use super::files::Views;
 use super::past::{PastNode, PastNodes};
 use super::request::{Listed, Names, NodeId};
+use super::snapdir::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
 use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};

@@ -2,8 +2,8 @@
 
 use super::Engine;
 use super::api::VerbError;
-use super::error::Code;
 use super::display::word;
+use super::error::Code;
 use crate::store::ids::Slot;
 use crate::sys::{self, Kind, OpenKind};
 

@@ -14,34 +14,34 @@
 //! after unlink(2). Directories keep their inodes.
 
 mod apply;
-pub(super) mod mount_points;
-pub(super) mod stat_cache;
+mod by_writer;
+pub(super) mod desired;
+mod events;
+pub(super) mod excluded;
 mod guarded;
 mod inodes;
-mod rescue;
-mod events;
-mod by_writer;
+pub(super) mod mount_points;
 pub(super) mod plan;
 mod planner;
 pub(super) mod prepare;
 mod protected;
-pub(super) mod excluded;
+mod rescue;
 pub(super) mod stage;
 pub(super) mod stale;
+pub(super) mod stat_cache;
 pub(super) mod threads;
-pub(super) mod desired;
 
 use std::collections::HashSet;
 use std::time::Instant;
 
+use self::desired::DesiredInodes;
+use self::excluded::{ExcludedPaths, is_at_or_below};
 use self::mount_points::MountPoints;
 use self::plan::PlanScope;
 use self::planner::PlanInput;
 use self::prepare::{FrozenOp, PreparedOp, PreparedRestore, RestoreScope};
-use self::excluded::{ExcludedPaths, is_at_or_below};
 use self::stage::Stage;
 use self::stale::{RestoreRequest, StaleEntries};
-use self::desired::DesiredInodes;
 use super::Engine;
 use super::api::{
     Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbError, VerbResult,

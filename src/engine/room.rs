@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use super::api::{PushInfo, UpkeepInfo, VerbResult};
+use super::display::{bytes, word};
 use super::error;
 use super::requester::Requester;
 use super::upkeep::{BEGINS_HERE, PUSHED_TO, rfc3339};
 use super::verb::Verb;
-use super::display::{bytes, word};
 use crate::history::append::now_ns;
 use crate::history::timeline::Timeline;
 use crate::store::operation::OperationEffect;

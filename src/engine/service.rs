@@ -12,7 +12,6 @@ use self::nodes::{
 };
 use super::Engine;
 use super::announce::{self, is_dummy};
-use super::snapdir::{CONTROL, SNAPDIR, ZFS};
 use super::counts::RequestCounts;
 use super::files::OpenFileRef;
 use super::foreign;
@@ -22,6 +21,7 @@ use super::request::{
     Attr, Caller, Entry, Fh, FsInfo, HandedOverFile, Listed, LookupResult, Names, NewNode, NodeId,
     Opened, Plus, RenameMode, Seek, Service, SetAttr, XattrMode,
 };
+use super::snapdir::{CONTROL, SNAPDIR, ZFS};
 use super::takeover::Takeover;
 use crate::live::{AttrChange, HandleId, KernelRequest, NewInode};
 use crate::store::ids::Slot;

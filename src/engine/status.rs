@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
-use super::error;
 use super::display::count;
+use super::error;
 use crate::history::state::TreeState;
 use crate::live::SealerMode;
 use crate::sys;

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
 use super::branches::{BranchOps, UnmountMode};
+use super::display::word;
 use super::error::{Code, failed, hinted};
 use super::requester::Requester;
 use super::verb::Verb;
-use super::display::word;
 use super::{Engine, SavePolicy};
 use crate::sys::{self, Errno, MountPoint, SysResult};
 

@@ -10,13 +10,13 @@ mod answer;
 mod backing;
 mod convert;
 mod dispatch;
+mod eio_log;
 mod init_handshake;
 mod listing;
 mod notify;
 mod server;
 mod session;
 mod takeover;
-mod eio_log;
 mod xattrs;
 
 pub use session::{MountConfig, Session};

@@ -1,8 +1,8 @@
 //! Versions freed by the deletion of one checkpoint.
 
 use super::append::fault;
-use super::version_census::{CaptureRecords, Captured, Census};
 use super::timeline::Timeline;
+use super::version_census::{CaptureRecords, Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::sys::{Errno, SysResult};
 

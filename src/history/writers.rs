@@ -13,7 +13,7 @@ use crate::sys::{Errno, SysResult};
 
 /// A process among the [`Writers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Writer {
+pub enum ChangeWriter {
     /// Index in [`Writers::processes`].
     One(usize),
     /// Further processes, not recorded separately.
@@ -21,7 +21,7 @@ pub enum Writer {
 }
 
 /// A set of writers.
-pub type WriterSet = BTreeSet<Writer>;
+pub type WriterSet = BTreeSet<ChangeWriter>;
 
 /// A process, with all its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,13 +42,13 @@ struct NameWriters {
     all: WriterSet,
     /// The writers since it has its current target.
     fresh: WriterSet,
-    last: Writer,
+    last: ChangeWriter,
     how: NameTouch,
 }
 
 #[derive(Debug)]
 struct NodeTouch {
-    by: Writer,
+    by: ChangeWriter,
     data: bool,
     epoch: Epoch,
     generation: u32,
@@ -59,7 +59,7 @@ struct NodeWriters {
     touches: Vec<NodeTouch>,
     /// How often its number was reused.
     generation: u32,
-    made: Option<Writer>,
+    made: Option<ChangeWriter>,
 }
 
 /// Paths open for writing with their processes, and the number of further ones.
@@ -183,9 +183,9 @@ impl Writers {
         of.extend(children);
     }
 
-    fn by(&mut self, number: ProcessNumber) -> Writer {
+    fn by(&mut self, number: ProcessNumber) -> ChangeWriter {
         let Some((at, new)) = self.numbers.get_mut(&number).filter(|_| number != OTHERS) else {
-            return Writer::Others;
+            return ChangeWriter::Others;
         };
         if let (Some(process), Some(known)) = (new.take(), self.processes.get_mut(*at)) {
             if known.names.is_empty() {
@@ -203,7 +203,7 @@ impl Writers {
                 }
             }
         }
-        Writer::One(*at)
+        ChangeWriter::One(*at)
     }
 
     fn touch(&mut self, touch: ProcessChange, epoch: Epoch) {
@@ -304,7 +304,7 @@ impl Writers {
     }
 
     /// Returns the creator of a directory created in this range, by the recorded places.
-    fn maker_of(&self, dir: Slot) -> Option<Writer> {
+    fn maker_of(&self, dir: Slot) -> Option<ChangeWriter> {
         let mut at = dir;
         for _ in 0..self.homes.len() {
             if let Some(made) = self.nodes.get(&at).and_then(|node| node.made) {
@@ -320,7 +320,7 @@ impl Writers {
     }
 
     /// Returns the creator of the directory at a trail, if it was created in this range.
-    fn maker(&self, dir: &Trail) -> Option<Writer> {
+    fn maker(&self, dir: &Trail) -> Option<ChangeWriter> {
         let mut at = dir;
         while let Some(up) = &at.up {
             if let Some(made) = self.nodes.get(&at.slot).and_then(|node| node.made) {

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{NodeRef, target_of_fd};
 use super::owner_access::{ALL, CONTENT, lending, lent};
-use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::shared_tables::{
     BlockingCalls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, SharedTables,
 };
@@ -19,7 +19,7 @@ use crate::store::ids::Slot;
 use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Key, Undo};
 use crate::sys::{
-    self, Errno, Kind, Open, RequesterIds, SetTime, Stat, SysResult, XattrMode, Xattrs,
+    self, Access, Errno, Kind, RequesterIds, SetTime, Stat, SysResult, XattrMode, Xattrs,
 };
 
 /// Attributes to change; `None` leaves one unchanged.
@@ -293,14 +293,14 @@ impl Attrs {
         let file = match file {
             Some(file) => file,
             None => {
-                opened =
-                    sys::reopen(fd, Open::READ_WRITE).or_else(|_| sys::reopen(fd, Open::WRITE))?;
+                opened = sys::reopen(fd, Access::READ_WRITE)
+                    .or_else(|_| sys::reopen(fd, Access::WRITE))?;
                 &opened
             }
         };
         if self.timeline.epochs.needs(&Key::Data(at.slot)) {
             // A write-only handle cannot be read.
-            let source = sys::reopen(fd, Open::READ)?;
+            let source = sys::reopen(fd, Access::READ)?;
             self.captures.capture(change, at, &source, false)?;
         } else {
             self.timeline.epochs.confirm(at.slot);
@@ -558,7 +558,7 @@ impl Attrs {
         self.busy.probe_first(change, at.slot)?;
         self.calls.void(at.slot);
         let fd = self.inodes.fd(at)?;
-        let file = sys::reopen(&fd, Open::READ_WRITE)?;
+        let file = sys::reopen(&fd, Access::READ_WRITE)?;
         self.timeline.processes.touch_data(&change.author, at.slot);
         self.captures.capture(change, at, &file, false)?;
         self.timeline.processes.tell_touches(&change.author)?;

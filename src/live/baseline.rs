@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::attrs::Attrs;
-use super::inodes::{names_of, place};
-use super::saved_content::{ContentSaver, SavePolicy, SavedContent};
-use super::nodes::{generation_of, is_same};
 use super::capture_ctx::{CaptureCtx, Inodes};
+use super::inodes::{names_of, place};
+use super::nodes::{generation_of, is_same};
+use super::saved_content::{ContentSaver, SavePolicy, SavedContent};
 use super::shared_tables::{NodeTable, SharedTables};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;

@@ -14,7 +14,7 @@ use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
-use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Kind, RenameMode, Stat, SysResult};
 
 /// Dirty files up to this size are copied instead of cloned. Larger files have their last part
 /// copied if only that part is dirty (an append). A clone would first write the pages back, which
@@ -259,7 +259,7 @@ impl Captures {
             if readable {
                 return self.capture(change, at, file, provisional);
             }
-            let source = sys::reopen(file, Open::READ)?;
+            let source = sys::reopen(file, Access::READ)?;
             self.capture(change, at, &source, provisional)
         })
     }
@@ -365,7 +365,7 @@ impl Captures {
             )
         })?;
         if !self.reflink {
-            let kept = sys::open_file_at(&*to, new_name.as_bytes(), Open::READ)?;
+            let kept = sys::open_file_at(&*to, new_name.as_bytes(), Access::READ)?;
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
         self.durability.note_captured(moved, false);
@@ -384,7 +384,7 @@ impl Captures {
             kept => kept.map(|(_, copied)| copied),
         }?;
         if !self.reflink {
-            let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?;
+            let kept = sys::open_file_at(&*dir, name.as_bytes(), Access::READ)?;
             // The kernel reports a failed writeback only once, so no further captures are allowed.
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
@@ -406,9 +406,9 @@ impl Captures {
             Err(errno) => return Err(errno),
         }
         let target = if self.with_room(|| self.timeline.store().reserve.take_file(&dir, name))? {
-            sys::open_file_at(&dir, name, Open::READ_WRITE)?
+            sys::open_file_at(&dir, name, Access::READ_WRITE)?
         } else {
-            self.with_room(|| sys::create_file_at(&dir, name, Open::READ_WRITE, 0o600))?
+            self.with_room(|| sys::create_file_at(&dir, name, Access::READ_WRITE, 0o600))?
         };
         self.with_room(|| {
             sys::truncate(&target, 0)?;
@@ -449,7 +449,7 @@ impl Captures {
         let Some(cloned) = cloned else {
             return sys::clone_to(file, dir, name).map(|made| (made, false));
         };
-        let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
+        let target = sys::create_file_at(dir, name, Access::READ_WRITE, 0o600)?;
         if self.has_nocow {
             sys::make_alike(file, &target);
         }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 pub(super) use super::attribution::WriterTable;
-pub(super) use super::lock_waits::LockWaits;
 pub(super) use super::capture::Captures;
 pub(super) use super::durable::Durability;
 pub(super) use super::inodes::Inodes;
+pub(super) use super::lock_waits::LockWaits;
 use super::shared_tables::SharedTables;
 use crate::sys::{self, Stat, SysResult};
 

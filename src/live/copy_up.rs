@@ -15,12 +15,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::branch_state::{BranchState, HIDDEN_PREFIX, OriginMark, bears_mark, tells_mark};
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes};
 use super::inodes::{InheritedInode, NodeRef, at_place, target_of};
 use super::owner_access::{NAMES, lent};
-use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes};
-use super::staged::{InodeSpec, STAGED_PREFIX, Staged, Staging};
 use super::shared_tables::{Locks, SharedTables};
-use super::branch_state::{BranchState, HIDDEN_PREFIX, OriginMark, bears_mark, tells_mark};
+use super::staged::{InodeSpec, STAGED_PREFIX, Staged, Staging};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;

@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::{StallWatch, WAIT_MAX};
+use super::capture_ctx::{CaptureCtx, Captures, WriterTable};
 use super::handles::SET_ID;
 use super::hot::{HotFile, OPEN_TOLD_MAX, SETTLED, is_before};
 use super::nodes::is_same;
-use super::capture_ctx::{CaptureCtx, Captures, WriterTable};
 use super::shared_tables::{BlockingCalls, HotFiles, SharedTables};
 use crate::history::attribution::NumberedProcess;
 use crate::history::timeline::Timeline;
@@ -33,7 +33,7 @@ use crate::history::wake::IdleThread;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Open, Stat, SysResult, Xattrs};
+use crate::sys::{self, Access, Errno, Stat, SysResult, Xattrs};
 
 /// Number of passes after which the cut is no longer atomic.
 const PASSES_MAX: u32 = 64;
@@ -440,7 +440,7 @@ impl Cuts {
         let reopened = if taken.hot.mappable {
             None
         } else {
-            Some(sys::reopen(&*taken.hot.file, Open::READ)?)
+            Some(sys::reopen(&*taken.hot.file, Access::READ)?)
         };
         taken.object = self.captures.capture_object_in(
             epoch,
@@ -470,7 +470,7 @@ impl Cuts {
             return Ok(());
         };
         let (dir, name) = self.timeline.store().layers.location(object)?;
-        let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ_WRITE)?;
+        let kept = sys::open_file_at(&*dir, name.as_bytes(), Access::READ_WRITE)?;
         let size = sys::stat_fd(&kept)?.size;
         if size > stat.size {
             sys::truncate(&kept, stat.size)?;

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::attrs::{AttrChange, Attrs};
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits, WriterTable};
 use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::{Handle, HandleId, OpenFlags, SET_ID};
@@ -18,7 +19,6 @@ use super::inodes::NodeRef;
 use super::mapped::MappedWatch;
 use super::names::{CreatedInode, Names, NewInode};
 use super::nodes::IoMode;
-use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits, WriterTable};
 use super::remove::Removal;
 use super::settle::Settling;
 use super::shared_tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, SharedTables};
@@ -27,7 +27,7 @@ use crate::history::view::OpenContent;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLockReadGuard;
-use crate::sys::{self, Errno, Open, Protection, RequesterIds, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Protection, RequesterIds, Stat, SysResult};
 
 /// Opens, reads, writes and closes files.
 pub struct Files {
@@ -252,7 +252,7 @@ impl Files {
             || ((self.passthrough.is_on() || flags.truncate)
                 && self.timeline.epochs.needs(&Key::Data(slot)));
         let open = |read: bool, noatime: bool| {
-            let how = Open {
+            let how = Access {
                 read,
                 noatime,
                 ..how

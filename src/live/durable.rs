@@ -51,7 +51,7 @@ use super::shared_tables::{HotFiles, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, SysResult};
+use crate::sys::{self, Access, Errno, Kind, SysResult};
 
 /// Number of captures that are synced individually before a directory; with more, the whole
 /// filesystem is synced.
@@ -361,7 +361,7 @@ impl Durability {
         let _sync = self.begin_sync();
         self.make_captures_durable(slot)?;
         let file = if kind == Kind::File {
-            sys::reopen(&*fd()?, Open::READ).ok()
+            sys::reopen(&*fd()?, Access::READ).ok()
         } else {
             None
         };

@@ -11,7 +11,7 @@ use crate::history::attribution::NumberedProcess;
 use crate::history::view::OpenContent;
 use crate::store::ids::Slot;
 use crate::sys::lock::RwLock;
-use crate::sys::{self, Errno, Open, RequesterIds, Stat, SysResult};
+use crate::sys::{self, Access, Errno, RequesterIds, Stat, SysResult};
 
 /// File handle number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,15 +49,15 @@ impl OpenFlags {
     /// Returns the flags for the backing file. Writes through the daemon have an explicit offset,
     /// which `O_APPEND` would override; only an append-only file is opened with it. For passthrough
     /// writes the kernel reopens the backing file with the caller's flags.
-    pub(super) fn backing(self) -> Open {
-        Open {
+    pub(super) fn backing(self) -> Access {
+        Access {
             read: self.read,
             write: self.write,
             append: self.append_only,
             sync: self.sync,
             dsync: self.dsync,
             noatime: self.noatime,
-            ..Open::default()
+            ..Access::default()
         }
     }
 
@@ -71,11 +71,11 @@ impl OpenFlags {
         self,
         inodes: &Inodes,
         slot: Slot,
-        how: Open,
+        how: Access,
     ) -> SysResult<(File, Stat, OpenFlags)> {
         let open = |append_only: bool| {
             let append = how.append || append_only;
-            let (file, stat) = inodes.open_file(slot.into(), Open { append, ..how })?;
+            let (file, stat) = inodes.open_file(slot.into(), Access { append, ..how })?;
             let append_only = self.append_only || append_only;
             let flags = OpenFlags {
                 append_only,

@@ -10,14 +10,14 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::attr_timeout::AttrTimeout;
 use super::handles::{Handle, SET_ID};
 use super::handover::HandoverLog;
 use super::nodes::is_same;
-use super::attr_timeout::AttrTimeout;
 use crate::history::attribution::NumberedProcess;
 use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank};
-use crate::sys::{self, Open, Stat, SysResult, Time};
+use crate::sys::{self, Access, Stat, SysResult, Time};
 
 /// A file opened for writing within this time has probably been closed: most files are written in
 /// one go, and the kernel sends the release later.
@@ -178,7 +178,7 @@ impl HotFiles {
             enter(&mut openers, by);
         }
         let file = if mappable {
-            Arc::new(sys::reopen(file, Open::READ)?)
+            Arc::new(sys::reopen(file, Access::READ)?)
         } else {
             Arc::clone(file)
         };

@@ -12,15 +12,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::branch_state::BranchState;
 use super::nodes::generation_of;
 use super::shared_tables::{Dirs, HotFiles, Locks, NodeTable, SharedTables};
-use super::branch_state::BranchState;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Kind, Stat, SysResult};
 use foreign::ForeignNames;
 pub(super) use inherited::{InheritedInode, InheritedPart};
 pub(super) use walk::names_of;
@@ -485,7 +485,7 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE if it is not found, EINVAL if it is not a regular file; those of open(2).
-    pub(super) fn open_file(&self, at: NodeRef<'_>, how: Open) -> SysResult<(File, Stat)> {
+    pub(super) fn open_file(&self, at: NodeRef<'_>, how: Access) -> SysResult<(File, Stat)> {
         let regular = |stat: &Stat| {
             if stat.kind == Kind::File {
                 Ok(())

@@ -38,7 +38,7 @@ use super::shared_tables::{BlockingCalls, Locks, NodeTable, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;
-use crate::sys::{self, Errno, Open, Stat, SysResult, wait};
+use crate::sys::{self, Access, Errno, Stat, SysResult, wait};
 
 /// How long new changes may be blocked by changes in progress, before a freeze admits them and
 /// retries.
@@ -202,7 +202,7 @@ impl LockWaits {
                 if !self.timeline.epochs.needs(&Key::Data(slot)) || self.nodes.is_dead(slot) {
                     return Ok(());
                 }
-                self.inodes.open_file(slot.into(), Open::READ)?.0
+                self.inodes.open_file(slot.into(), Access::READ)?.0
             };
             let epoch = self.timeline.epochs.epoch();
             let kept =

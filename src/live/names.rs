@@ -6,19 +6,19 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{NodeRef, place, target_of};
 use super::nodes::generation_of;
-use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::remove::Removal;
 use super::shared_tables::{Dirs, HandoverLog, Locks, NodeTable, SharedTables};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{NameTouch, Place, Undo};
-use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Kind, Stat, SysResult};
 
 /// Description of an inode to create.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub struct NewInode<'a> {
     /// Group, unless it is inherited from the directory.
     pub gid: u32,
     /// Flags to open a regular file; `None` if it is not opened.
-    pub open: Option<Open>,
+    pub open: Option<Access>,
     /// A previous worker may have created it: an existing inode of this type is then used.
     pub again: bool,
 }
@@ -206,7 +206,7 @@ impl Names {
         match make.kind {
             Kind::File => match make.open {
                 Some(open) => sys::create_file_at(dir, name, open, mode).map(Some),
-                None => sys::create_file_at(dir, name, Open::WRITE, mode).map(|_| None),
+                None => sys::create_file_at(dir, name, Access::WRITE, mode).map(|_| None),
             },
             Kind::Dir => sys::mkdir_at(dir, name, mode).map(|()| None),
             Kind::Symlink => sys::symlink_at(make.target, dir, name).map(|()| None),

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::capture_ctx::{CaptureCtx, Captures, Inodes};
 use super::change::ChangeCtx;
 use super::inodes::{NodeRef, at_place, is_elsewhere};
-use super::capture_ctx::{CaptureCtx, Captures, Inodes};
 use super::remove::Removal;
 use super::shared_tables::{HotFiles, Locks, SharedTables};
 use crate::history::attribution::Author;
@@ -203,7 +203,7 @@ impl Recovery {
             Err(errno) => return Err(errno),
         }
         let copy = self.captures.with_room(|| {
-            sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600)
+            sys::create_file_at(tmp, name.as_bytes(), sys::Access::READ_WRITE, 0o600)
         })?;
         self.captures.with_room(|| {
             if self.reflink {
@@ -308,7 +308,7 @@ impl Recovery {
             // An inherited inode has no file here; the daemon reads a private copy.
             return Ok(false);
         }
-        let (file, stat) = self.inodes.open_file(trail.into(), sys::Open::READ)?;
+        let (file, stat) = self.inodes.open_file(trail.into(), sys::Access::READ)?;
         if sys::lease_free(&file)? {
             return Ok(false);
         }

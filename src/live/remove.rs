@@ -11,20 +11,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::branch_state::hides as hides_name;
 use super::capture::data_undo;
+use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::change::ChangeCtx;
 use super::copy_up::CopyUp;
 use super::inodes::{NodeRef, at_place, target_of};
-use super::capture_ctx::{CaptureCtx, Captures, Durability, Inodes, LockWaits};
 use super::shared_tables::{
     Dirs, HandoverLog, HotFiles, Locks, NodeTable, OrphanCount, RecentUnlinks, SharedTables,
 };
-use super::branch_state::hides as hides_name;
 use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
-use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
+use crate::sys::{self, Access, Errno, Kind, RenameMode, Stat, SysResult, Time};
 
 /// Fate of an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,7 +310,7 @@ impl Removal {
 
     fn keep_content(&self, target: &EntryTarget<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
         let (object, size) = self.with_read(target, || {
-            let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
+            let file = sys::open_file_at(target.dir, target.name.as_bytes(), Access::READ)?;
             let size = sys::stat_fd(&file)?.size;
             let object = self.captures.capture_object(target.slot, &file, size)?;
             Ok((object, size))

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::nodes::{generation_of, is_same};
 use super::capture_ctx::{CaptureCtx, Captures, Inodes};
+use super::nodes::{generation_of, is_same};
 use super::shared_tables::SharedTables;
 use crate::history::timeline::Timeline;
 use crate::history::wake::IdleThread;
@@ -34,7 +34,7 @@ use crate::store::baseline::BaselineNode;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
 use crate::sys::{
-    self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, ThrottledUnlink, Time,
+    self, Access, Errno, Kind, RenameMode, SetTime, Stat, SysResult, ThrottledUnlink, Time,
 };
 
 const NAME: &[u8] = b"kept";
@@ -232,7 +232,7 @@ impl SavedContent {
             return Ok(None);
         }
         if self.reflink {
-            let clone = sys::open_file_at(&dir, name.as_bytes(), Open::READ)?;
+            let clone = sys::open_file_at(&dir, name.as_bytes(), Access::READ)?;
             return self.captures.capture_object(slot, &clone, stat.size);
         }
         let layers = &self.timeline.store().layers;
@@ -320,7 +320,7 @@ impl ContentSaver<'_> {
         self.keep_opened(node, |how| sys::reopen(&fd, how));
     }
 
-    fn keep_opened(&self, node: &BaselineNode, open: impl Fn(Open) -> SysResult<File>) {
+    fn keep_opened(&self, node: &BaselineNode, open: impl Fn(Access) -> SysResult<File>) {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if stat.kind != Kind::File || stat.size == 0 {
             return;
@@ -388,7 +388,7 @@ impl ContentSaver<'_> {
 
     fn make(
         &self,
-        open: impl Fn(Open) -> SysResult<File>,
+        open: impl Fn(Access) -> SysResult<File>,
         stat: &Stat,
         clone: &str,
         stale: bool,
@@ -397,11 +397,11 @@ impl ContentSaver<'_> {
         if stale {
             sys::unlink_at(&self.dir, clone.as_bytes())?;
         }
-        let file = match open(Open {
+        let file = match open(Access {
             noatime: true,
-            ..Open::READ
+            ..Access::READ
         }) {
-            Err(Errno::EPERM) => open(Open::READ),
+            Err(Errno::EPERM) => open(Access::READ),
             file => file,
         }?;
         self.kept
@@ -422,7 +422,7 @@ impl ContentSaver<'_> {
 
     /// Makes a clone valid.
     fn set_time(&self, clone: &str, time: Time) -> SysResult<()> {
-        let made = sys::open_file_at(&self.dir, clone.as_bytes(), Open::READ)?;
+        let made = sys::open_file_at(&self.dir, clone.as_bytes(), Access::READ)?;
         sys::utimens_fd(&made, SetTime::Omit, SetTime::At(time))
     }
 
@@ -477,7 +477,7 @@ impl ContentSaver<'_> {
             .iter()
             .try_for_each(|(clone, time)| self.set_time(clone, *time))?;
         if left_out == 0 && !done.unseen && self.drops == self.kept.drops.load(Ordering::SeqCst) {
-            match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
+            match sys::create_file_at(&self.dir, WHOLE, Access::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),
             }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::capture::PARTLY_COPIED_MAX;
+use super::capture_ctx::{CaptureCtx, Captures, Durability};
 use super::hot::{HotFile, WriterEntry};
 use super::nodes::is_same;
-use super::capture_ctx::{CaptureCtx, Captures, Durability};
 use super::shared_tables::{
     BlockingCalls, Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables,
 };
@@ -17,7 +17,7 @@ use crate::store::extents::same_bytes;
 use crate::store::ids::Slot;
 use crate::store::record::DataState;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Open, Stat};
+use crate::sys::{self, Access, Stat};
 
 /// How often, and how long after each other, it is asked at the end whether somebody can still
 /// write to a file.
@@ -236,7 +236,7 @@ impl Settling {
             let reader = if mappable {
                 Ok(Arc::clone(&file))
             } else {
-                sys::reopen(&file, Open::READ).map(Arc::new)
+                sys::reopen(&file, Access::READ).map(Arc::new)
             };
             // One that is open to be written would itself be in the way.
             drop(file);

@@ -3,17 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::branch_state::BranchState;
 pub(super) use super::calls::BlockingCalls;
 pub(super) use super::dirs::Dirs;
 pub(super) use super::handles::Handles;
-pub(super) use super::hot::HotFiles;
 pub(super) use super::handover::HandoverLog;
+pub(super) use super::hot::HotFiles;
 pub(super) use super::locks::Locks;
+pub(super) use super::node_table::NodeTable;
 pub(super) use super::orphans::OrphanCount;
 pub(super) use super::passthrough::Passthrough;
 pub(super) use super::recent_unlinks::RecentUnlinks;
-pub(super) use super::node_table::NodeTable;
-use super::branch_state::BranchState;
 use crate::history::timeline::Timeline;
 use crate::history::wake::IdleThread;
 use crate::sys::{self, Stat};

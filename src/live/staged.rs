@@ -8,15 +8,15 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::capture_ctx::{CaptureCtx, Captures, Inodes};
 use super::change::ChangeCtx;
 use super::inodes::place;
 use super::nodes::generation_of;
-use super::capture_ctx::{CaptureCtx, Captures, Inodes};
 use super::shared_tables::{NodeTable, SharedTables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Place};
-use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Xattrs};
+use crate::sys::{self, Access, Errno, Kind, RenameMode, SetTime, Stat, SysResult, Xattrs};
 
 /// Prefix of the names of staged inodes.
 pub const STAGED_PREFIX: &str = "new-";
@@ -129,7 +129,7 @@ impl Staging {
                         .duplicate(source, dir, name, then.size, wanted.still)?
                         .0
                 }
-                None => sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?,
+                None => sys::create_file_at(dir, name, Access::READ_WRITE, 0o600)?,
             };
             return apply_attrs_to_new(&file, wanted, |mode| sys::set_file_mode(&file, mode));
         }
@@ -153,7 +153,7 @@ impl Staging {
     /// EIO.
     pub(super) fn sync(&self, staged: &Staged) -> SysResult<()> {
         let name = staged.name.as_bytes();
-        sys::fsync(sys::open_file_at(&self.staging, name, Open::READ)?)
+        sys::fsync(sys::open_file_at(&self.staging, name, Access::READ)?)
     }
 
     /// Moves a staged inode to a name in a directory.

@@ -15,15 +15,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::capture_ctx::{CaptureCtx, Inodes, WriterTable};
 use super::change::ChangeCtx;
 use super::handles::{Handle, HandleId, OpenFlags};
 use super::handover::{HandedHotFile, KeptFds};
 use super::nodes::{IoMode, generation_of};
-use super::capture_ctx::{CaptureCtx, Inodes, WriterTable};
 use super::shared_tables::{Handles, HandoverLog, HotFiles, Locks, NodeTable, SharedTables};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
-use crate::sys::{self, Errno, Kind, Open, SysResult};
+use crate::sys::{self, Access, Errno, Kind, SysResult};
 
 /// Adopts the state of the previous worker.
 pub struct Adoption {
@@ -195,7 +195,7 @@ impl Adoption {
     fn adopt_hot(&self, slot: Slot, mappable: bool) {
         let file: SysResult<File> = self
             .inodes
-            .open_file(slot.into(), Open::READ)
+            .open_file(slot.into(), Access::READ)
             .map(|(file, _)| file);
         let noted = file.and_then(|file| self.hot.note(slot, &Arc::new(file), mappable, None));
         if mappable {

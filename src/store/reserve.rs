@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::sys::lock::{Mutex, Rank};
-use crate::sys::{self, Errno, Open, RenameMode, SysResult};
+use crate::sys::{self, Access, Errno, RenameMode, SysResult};
 
 const NAME: &[u8] = b"reserve";
 /// Number of ballast files.
@@ -191,7 +191,7 @@ impl Reserve {
                 return false;
             };
             let name = ballast_name(number);
-            let emptied = sys::open_file_at(dir, name.as_bytes(), Open::WRITE)
+            let emptied = sys::open_file_at(dir, name.as_bytes(), Access::WRITE)
                 .and_then(|file| sys::truncate(file, 0))
                 .or_else(|errno| match errno.is_no_room() {
                     true => sys::unlink_at(dir, name.as_bytes()),
@@ -281,7 +281,7 @@ impl Reserve {
         }
         for number in self.missing(|state| &mut state.files, FILES.min(inodes / 2)) {
             accept_existing(
-                sys::create_file_at(dir, file_name(number).as_bytes(), Open::WRITE, 0o600)
+                sys::create_file_at(dir, file_name(number).as_bytes(), Access::WRITE, 0o600)
                     .map(drop),
             )?;
             self.state.lock().files.insert(number);
@@ -427,8 +427,8 @@ fn make_layer(dir: &OwnedFd, name: &str) -> SysResult<()> {
 }
 
 fn make_ballast(dir: &OwnedFd, name: &str, bytes: u64) -> SysResult<()> {
-    accept_existing(sys::create_file_at(dir, name.as_bytes(), Open::WRITE, 0o600).map(drop))?;
-    let file = sys::open_file_at(dir, name.as_bytes(), Open::WRITE)?;
+    accept_existing(sys::create_file_at(dir, name.as_bytes(), Access::WRITE, 0o600).map(drop))?;
+    let file = sys::open_file_at(dir, name.as_bytes(), Access::WRITE)?;
     match sys::fallocate(&file, 0, 0, bytes) {
         Ok(()) => Ok(()),
         Err(errno) => {

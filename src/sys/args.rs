@@ -11,7 +11,7 @@ use super::types::{Kind, Time};
 /// Every open adds `O_NOFOLLOW`, `O_NONBLOCK` and `O_CLOEXEC`: it follows no symbolic link in the
 /// last component, does not block on a FIFO, and no child inherits the descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Open {
+pub struct Access {
     /// For reading.
     pub read: bool,
     /// For writing.
@@ -31,9 +31,9 @@ pub struct Open {
     pub noatime: bool,
 }
 
-impl Open {
+impl Access {
     /// For reading only.
-    pub const READ: Open = Open {
+    pub const READ: Access = Access {
         read: true,
         write: false,
         append: false,
@@ -44,15 +44,15 @@ impl Open {
         noatime: false,
     };
     /// For writing only.
-    pub const WRITE: Open = Open {
+    pub const WRITE: Access = Access {
         read: false,
         write: true,
-        ..Open::READ
+        ..Access::READ
     };
     /// For reading and writing.
-    pub const READ_WRITE: Open = Open {
+    pub const READ_WRITE: Access = Access {
         write: true,
-        ..Open::READ
+        ..Access::READ
     };
 }
 
@@ -64,7 +64,7 @@ pub enum OpenKind {
     /// A directory, for reading.
     Dir,
     /// A file.
-    File(Open),
+    File(Access),
 }
 
 /// How `rename_at` treats an existing target.

@@ -25,25 +25,25 @@
 //! same functions.
 
 mod args;
-pub mod last_eio;
 mod copy;
 mod data;
+mod descriptor_passing;
 pub mod fault;
 mod file;
 #[cfg(test)]
 pub mod fuzz;
-mod throttle;
 pub mod host;
+mod inherited_limits;
+pub mod last_eio;
 mod ledger;
 pub mod lock;
 mod mounted;
 mod name;
-mod descriptor_passing;
 mod path;
 mod process;
-mod inherited_limits;
 mod signal;
 pub mod tasks;
+mod throttle;
 mod types;
 mod users;
 pub mod wait;
@@ -76,15 +76,18 @@ pub mod open_flags {
 }
 
 pub use args::{
-    DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, Watched, XattrMode,
+    Access, DirEntry, FsInfo, MountPoint, OpenKind, RenameMode, SetTime, Watched, XattrMode,
 };
 pub use copy::{copy_apart, copy_data};
 pub use data::{
     fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate,
     write_all_at, write_at_once,
 };
+pub use descriptor_passing::{
+    FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown,
+};
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
-pub use throttle::ThrottledUnlink;
+pub use inherited_limits::{shed_limits, shed_priority};
 pub use ledger::{Ledger, ROW_WORDS, RowId};
 pub use mounted::{is_trusted, mount_source};
 pub use name::{
@@ -109,7 +112,6 @@ pub use os::{
     touch_at, truncate_unshared, unmount, unmount_in, unnamed_file, utimens_fd, wait_readable,
     waits_of_thread, watched, widen_pipe, within_limits_of, wrap_number, write_in_place,
 };
-pub use descriptor_passing::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{
     link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at,
     replace_file, rmdir_at, symlink_at, unlink_at,
@@ -118,11 +120,11 @@ pub use process::{
     clock_ahead_ns, ids, inherited, kill, kill_group, limit_memory, name_process, nofile, now,
     own_user, process_group, raise_nofile, setsid, stamp_now, terminal_rows, umask0, wait_for_tick,
 };
-pub use inherited_limits::{shed_limits, shed_priority};
 pub use signal::{
     end_with_us, on_terminate, pass_signals_on, start_unblocked, start_without_signals, wait_ended,
     wait_terminate,
 };
+pub use throttle::ThrottledUnlink;
 pub use types::{
     Allocation, Errno, ExtentMap, Kind, PhysicalRange, ProcessFacts, Protection, RequesterIds,
     Stat, SysResult, Time, Xattrs,

@@ -3,8 +3,8 @@
 
 use rustix::fs::{FileType, Mode};
 
-use super::last_eio;
 use super::fault::{self, CallKind};
+use super::last_eio;
 use super::types::{Errno, Kind, SysResult};
 
 /// Maximum length of a name in bytes (`NAME_MAX`).

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 
-use super::args::{Open, OpenKind, RenameMode};
+use super::args::{Access, OpenKind, RenameMode};
 use super::fault::CallKind;
 use super::name::{component, permissions, retry};
 use super::os;
@@ -40,7 +40,7 @@ pub fn open_dir_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
 ///
 /// It also opens FIFOs and devices, without blocking. Callers that accept only regular files check
 /// [`super::stat_fd`].
-pub fn open_file_at(dir: impl AsFd, name: &[u8], open: Open) -> SysResult<File> {
+pub fn open_file_at(dir: impl AsFd, name: &[u8], open: Access) -> SysResult<File> {
     let name = component(name)?;
     let fd = retry(CallKind::Open, || {
         rustix::fs::openat(
@@ -86,7 +86,7 @@ pub fn link_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8]) -
 pub fn replace_file(dir: impl AsFd, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let new = format!("{name}.new-{}", std::process::id());
     let written = (|| {
-        let mut file = os::create_file_at(&dir, new.as_bytes(), Open::READ_WRITE, 0o600)?;
+        let mut file = os::create_file_at(&dir, new.as_bytes(), Access::READ_WRITE, 0o600)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         Ok(rename_at(

@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Task(u64);
 
-struct Entry {
+struct TaskEntry {
     /// `None` while it runs.
     round: Option<Round>,
     due: Instant,
@@ -35,7 +35,7 @@ struct Entry {
 }
 
 struct State {
-    tasks: BTreeMap<Task, Entry>,
+    tasks: BTreeMap<Task, TaskEntry>,
     /// Tasks that are not running, by due time.
     due: BTreeSet<(Instant, Task)>,
     /// The highest number in use.
@@ -123,7 +123,7 @@ impl Tasks {
         }
         state.newest += 1;
         let (task, due) = (Task(state.newest), Instant::now() + pause);
-        let entry = Entry {
+        let entry = TaskEntry {
             round: Some(round),
             due,
             woken: false,

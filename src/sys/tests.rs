@@ -22,7 +22,7 @@ fn scratch() -> (tempfile::TempDir, OwnedFd) {
 
 /// Creates a file with this content, open for reading and writing.
 fn file_with(dir: &OwnedFd, name: &[u8], content: &[u8]) -> File {
-    let file = create_file_at(dir, name, Open::READ_WRITE, 0o644).expect("create");
+    let file = create_file_at(dir, name, Access::READ_WRITE, 0o644).expect("create");
     write_all_at(&file, content, 0).expect("write");
     file
 }
@@ -79,25 +79,25 @@ fn stat_tells_the_same_by_name_and_by_path_descriptor() {
 fn opening_a_fifo_or_a_link_neither_blocks_nor_follows() {
     let (_temp, dir) = scratch();
     mknod_at(&dir, b"fifo", Kind::Fifo, 0o600, 0).expect("fifo");
-    assert!(open_file_at(&dir, b"fifo", Open::READ).is_ok());
+    assert!(open_file_at(&dir, b"fifo", Access::READ).is_ok());
     assert_eq!(
-        open_file_at(&dir, b"fifo", Open::WRITE).err(),
+        open_file_at(&dir, b"fifo", Access::WRITE).err(),
         Some(Errno::ENXIO)
     );
     symlink_at(b"/etc/passwd", &dir, b"link").expect("symlink");
     assert_eq!(
-        open_file_at(&dir, b"link", Open::READ).err(),
+        open_file_at(&dir, b"link", Access::READ).err(),
         Some(Errno::ELOOP)
     );
     assert_eq!(
-        create_file_at(&dir, b"link", Open::WRITE, 0o600).err(),
+        create_file_at(&dir, b"link", Access::WRITE, 0o600).err(),
         Some(Errno::EEXIST)
     );
     assert_eq!(readlink_at(&dir, b"link"), Ok(b"/etc/passwd".to_vec()));
     assert_eq!(readlink_at(&dir, b"fifo"), Err(Errno::EINVAL));
     let path = open_path_at(&dir, b"link").expect("path");
     assert_eq!(stat_fd(&path).map(|stat| stat.kind), Ok(Kind::Symlink));
-    assert_eq!(reopen(&path, Open::READ).err(), Some(Errno::ELOOP));
+    assert_eq!(reopen(&path, Access::READ).err(), Some(Errno::ELOOP));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn nothing_outside_is_reached_by_a_path() {
         &by_kernel as &dyn Fn(&[u8], OpenKind) -> SysResult<OwnedFd>,
         &by_walk,
     ] {
-        assert!(open(b"a/f", OpenKind::File(Open::READ)).is_ok());
+        assert!(open(b"a/f", OpenKind::File(Access::READ)).is_ok());
         assert!(open(b"./a/", OpenKind::Dir).is_ok());
         assert_eq!(
             open(b"a/up", OpenKind::Path)
@@ -156,14 +156,14 @@ fn a_path_descriptor_opens_what_it_names_after_a_rename() {
     rename_at(&dir, b"f", &dir, b"g", RenameMode::Replace).expect("rename");
     file_with(&dir, b"f", b"second");
     assert_eq!(
-        content(&reopen(&path, Open::READ).expect("reopen")),
+        content(&reopen(&path, Access::READ).expect("reopen")),
         b"first"
     );
     let emptied = reopen(
         &path,
-        Open {
+        Access {
             truncate: true,
-            ..Open::WRITE
+            ..Access::WRITE
         },
     )
     .expect("truncate");
@@ -181,13 +181,13 @@ fn rename_modes_do_what_they_say() {
     );
     rename_at(&dir, b"a", &dir, b"b", RenameMode::Exchange).expect("exchange");
     assert_eq!(
-        content(&open_file_at(&dir, b"a", Open::READ).expect("a")),
+        content(&open_file_at(&dir, b"a", Access::READ).expect("a")),
         b"B"
     );
     rename_at(&dir, b"a", &dir, b"b", RenameMode::Replace).expect("replace");
     assert_eq!(stat_at(&dir, b"a"), Err(Errno::ENOENT));
     assert_eq!(
-        content(&open_file_at(&dir, b"b", Open::READ).expect("b")),
+        content(&open_file_at(&dir, b"b", Access::READ).expect("b")),
         b"B"
     );
 }

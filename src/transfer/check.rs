@@ -5,12 +5,12 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use super::Sink;
-use super::inode::is_as_told;
 use super::dirs::{open_below, split};
+use super::inode::is_as_told;
 use crate::engine::export::parts::ExportEntry;
 use crate::store::extents::same_bytes;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
 
 /// A sink that collects differences.
 pub struct Checker {
@@ -80,7 +80,7 @@ impl Checker {
             }
         }
         file.map_or(Ok(true), |file| {
-            same_bytes(file, &sys::reopen(&fd, Open::READ)?)
+            same_bytes(file, &sys::reopen(&fd, Access::READ)?)
         })
     }
 }

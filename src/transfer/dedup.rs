@@ -18,7 +18,7 @@ use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
 use crate::engine::dedup::{Content, Count, ExcludeReason, ExcludedFile, why_of};
 use crate::store::dedup::{DedupFiles, DedupGroup, DedupOutcome, DedupStep};
 use crate::store::hash::{HashPool, hash_file};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
 
 /// The part of a store with file content: captured objects.
 const LAYERS: &[u8] = b".ckptfs/layers/";
@@ -92,12 +92,12 @@ impl UnservedDir {
     }
 
     fn open_path(&self, path: &[u8]) -> SysResult<File> {
-        let quietly = Open {
+        let quietly = Access {
             noatime: true,
-            ..Open::READ
+            ..Access::READ
         };
         let opened = match open_below(&self.root, path, OpenKind::File(quietly)) {
-            Err(Errno::EPERM) => open_below(&self.root, path, OpenKind::File(Open::READ)),
+            Err(Errno::EPERM) => open_below(&self.root, path, OpenKind::File(Access::READ)),
             opened => opened,
         };
         opened.map(File::from)

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use super::import::contents::ContentIndex;
 use crate::engine::export::parts::ExportEntry;
 use crate::store::layout::is_own_xattr;
-use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
+use crate::sys::{self, Access, Errno, Kind, SetTime, SysResult, XattrMode, Xattrs};
 
 /// The access ACL, which the mode also reflects.
 const ACL_NAME: &[u8] = b"system.posix_acl_access";
@@ -133,7 +133,7 @@ impl InodeCreator {
     ) -> SysResult<()> {
         match entry.kind {
             Kind::File => {
-                let out = sys::create_file_at(dir, name, Open::WRITE, 0o600)?;
+                let out = sys::create_file_at(dir, name, Access::WRITE, 0o600)?;
                 content.map_or(Ok(()), |from| self.fill(&out, from, &entry.path.0))?;
                 return self.apply_attrs_to_file(&out, entry);
             }

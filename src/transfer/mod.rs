@@ -12,13 +12,13 @@
 
 pub mod check;
 pub mod dedup;
-pub mod verified_stream;
+pub mod dirs;
 pub mod import;
 pub mod inode;
 pub mod mark;
-pub mod dirs;
 pub mod snapshots;
 pub mod tar;
+pub mod verified_stream;
 pub mod walk;
 pub mod write;
 

@@ -8,7 +8,7 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
 use super::dirs::open_below;
-use crate::sys::{self, Kind, Open, OpenKind, SysResult};
+use crate::sys::{self, Access, Kind, OpenKind, SysResult};
 
 /// Size limit of `info.xml`, in bytes.
 const INFO_BYTES_MAX: u64 = 64 * 1024;
@@ -92,7 +92,7 @@ pub fn find(dir: &OwnedFd) -> SysResult<Vec<Snapshot>> {
 }
 
 fn read_info(dir: &OwnedFd, path: &[u8]) -> Option<String> {
-    let file = File::from(open_below(dir, path, OpenKind::File(Open::READ)).ok()?);
+    let file = File::from(open_below(dir, path, OpenKind::File(Access::READ)).ok()?);
     let stat = sys::stat_fd(&file).ok()?;
     if stat.kind != Kind::File || stat.size > INFO_BYTES_MAX {
         return None;

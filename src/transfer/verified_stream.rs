@@ -88,7 +88,7 @@ pub fn hand_on<E: From<VerbError>>(
             message: format!("a thread: {cause}"),
             hint: None,
         })?;
-        let (mut queue, mut reader) = (Queue::default(), Reader::default());
+        let (mut queue, mut reader) = (Queue::default(), StreamReader::default());
         for told in told {
             let (proven, part, files) = told?;
             queue.confirm(&proven, &part.unproven);
@@ -221,13 +221,13 @@ fn ask(mut feed: impl PartSource, read: &Mutex<Vec<u64>>, told: SyncSender<FeedR
 
 /// Reads the content of received parts.
 #[derive(Default)]
-struct Reader {
+struct StreamReader {
     refused: Vec<Refused>,
     /// Inodes with several names of which one was read.
     linked: HashSet<u64>,
 }
 
-impl Reader {
+impl StreamReader {
     /// Reads the files of a part; `bytes` is memory to reuse.
     fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> BufferedPart {
         let mut held = BufferedPart {

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Sink;
-use super::inode::InodeCreator;
 use super::dirs::{DirCache, open_below, remove_tree, split};
+use super::inode::InodeCreator;
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::engine::import::{STAGED_PREFIX, is_of_no_tree};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
 
 /// Name prefix of files that are about to replace others.
 const NEW_PREFIX: &str = STAGED_PREFIX;
@@ -409,7 +409,7 @@ impl Writer {
         // A read-only file of an unprivileged user.
         sys::chmod_fd(&fd, 0o600)?;
         self.inodes
-            .make_again(&sys::reopen(&fd, Open::WRITE)?, entry, content)
+            .make_again(&sys::reopen(&fd, Access::WRITE)?, entry, content)
     }
 
     /// Removes all paths that were not sent.

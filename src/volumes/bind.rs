@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::error::{ErrorContext, error, hinted, io_error};
-use super::mount_facts::{self, VolumePlace};
 use super::files::make_dir;
+use super::mount_facts::{self, VolumePlace};
 use super::tool::tool;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys::{self, Errno};
@@ -111,7 +111,8 @@ pub fn bind(place: &VolumePlace, at: &Path, read_only: bool, options: &[&str]) -
             ));
         }
     }
-    let from = mount_facts::served(&mount_facts::table()?, place).ok_or_else(|| not_mounted(place))?;
+    let from =
+        mount_facts::served(&mount_facts::table()?, place).ok_or_else(|| not_mounted(place))?;
     make_dir(at, MODE)?;
     // mount(8) makes both calls, the bind and its flags, and completes them even if this process
     // dies.

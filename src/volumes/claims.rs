@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 
 use super::error::error;
-use super::mount_facts;
 use super::image;
+use super::mount_facts;
 use super::name::key;
 use super::pool::Pool;
 use super::record::{Claim, RemoteDestination, Snapshot, VolumeRecord};

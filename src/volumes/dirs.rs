@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::ErrorContext;
-use super::mount_facts::VolumePlace;
 use super::files::{free_name, make_dir, move_away, remove_file, remove_tree};
 use super::image;
+use super::mount_facts::VolumePlace;
 use super::name;
 use super::options::Options;
 use super::record::VolumeRecord;

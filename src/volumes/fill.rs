@@ -6,9 +6,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 use super::error::ErrorContext;
-use super::mount_facts::VolumePlace;
 use super::files::{make_dir, remove_tree, sync_parent};
 use super::image;
+use super::mount_facts::VolumePlace;
 use super::mounts::Mounts;
 use super::options::Options;
 use super::record::{VolumeOrigin, VolumeRecord};

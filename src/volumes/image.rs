@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::ErrorContext;
-use super::mount_facts;
 use super::files::sync_parent;
+use super::mount_facts;
 use super::tool::tool;
 use crate::engine::api::VerbResult;
 

@@ -24,23 +24,23 @@
 //! **Locking.** One flock(2) per volume, held for every change. Two are held only to create a
 //! volume from another one, the new one first: its name is not in use yet. No locks in memory.
 
-mod process_ident;
 pub mod bind;
 mod claims;
 mod clones;
 mod dirs;
 pub mod error;
-pub mod mount_facts;
 mod files;
 mod fill;
 mod history;
 pub mod http;
 mod image;
 mod metrics;
+pub mod mount_facts;
 mod mounts;
 pub mod name;
 pub mod options;
 mod pool;
+mod process_ident;
 pub mod protocol;
 mod record;
 mod registry;

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::process_ident::ProcessIdent;
 use super::error::{error, hinted};
-use super::mount_facts::{self, ForeignMount, VolumePlace};
 use super::files::make_dir;
 use super::image;
+use super::mount_facts::{self, ForeignMount, VolumePlace};
 use super::name::VolumeRef;
 use super::options::Options;
+use super::process_ident::ProcessIdent;
 use super::record::{VolumeRecord, VolumeUse, boot};
 use super::registry::Registry;
 use super::verbs::VerbRunner;

@@ -12,12 +12,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::process_ident::ProcessIdent;
 use super::error::{error, hinted};
-use super::mount_facts;
 use super::http::{self, Request, Response};
+use super::mount_facts;
 use super::name::{self, VolumeRef};
 use super::pool::Pool;
+use super::process_ident::ProcessIdent;
 use super::record::VolumeRecord;
 use super::registry::Registry;
 use super::sizes::{self, Sizes};
@@ -353,5 +353,7 @@ fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
 
 /// Returns warnings about limitations of the pool's filesystem.
 pub fn warnings(pool: &Pool) -> Vec<String> {
-    mount_facts::lacks(pool.registry().root()).into_iter().collect()
+    mount_facts::lacks(pool.registry().root())
+        .into_iter()
+        .collect()
 }

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::process_ident::ProcessIdent;
 use super::error::{ErrorContext, error, io_error};
 use super::files::write_whole;
 use super::options::Options;
+use super::process_ident::ProcessIdent;
 use crate::engine::api::{Code, VerbResult};
 
 /// Format version of the file.

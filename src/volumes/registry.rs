@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::dirs::Dirs;
 use super::error::{ErrorContext, hinted};
-use super::mount_facts::{self, VolumePlace};
 use super::files::{remove_file, sync_parent};
 use super::history::VolumeHistory;
+use super::mount_facts::{self, VolumePlace};
 use super::name;
 use super::record::VolumeRecord;
 use crate::engine::api::{Code, VerbError, VerbResult};

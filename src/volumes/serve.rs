@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::error::{ErrorContext, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
-use super::{mount_facts, http, image, metrics, protocol};
+use super::{http, image, metrics, mount_facts, protocol};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 

@@ -8,8 +8,8 @@ use std::fs;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ErrorContext, error};
-use super::mount_facts;
 use super::files::write_whole;
+use super::mount_facts;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
 use crate::control::Client;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::super::error::{ErrorContext, error, hinted, io_error};
 use super::agents::Scope;
 use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
 use crate::transfer::dirs::open_below;
 
 /// Limit of the size of settings.
@@ -141,7 +141,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<SettingsFile> {
 /// Reads a file.
 fn read(path: &Path, held: &OwnedFd) -> VerbResult<String> {
     let mut bytes = Vec::new();
-    sys::reopen(held, Open::READ)
+    sys::reopen(held, Access::READ)
         .on(path.display())?
         .take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)
@@ -262,7 +262,7 @@ fn write_new(dir: &OwnedFd, name: &[u8], new: &[u8], text: &str, mode: u32) -> i
     // A process that was killed may have left one.
     let _ = sys::unlink_at(dir, new);
     let written = (|| {
-        let mut file: File = sys::create_file_at(dir, new, Open::READ_WRITE, 0o600)?;
+        let mut file: File = sys::create_file_at(dir, new, Access::READ_WRITE, 0o600)?;
         sys::set_file_mode(&file, mode)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;

@@ -18,7 +18,7 @@ use super::super::locate::ServedTree;
 use super::super::past;
 use super::event::{AgentEventKind, Event};
 use super::event_tree::CheckpointRoute;
-use super::{prior_checkpoint, labels, event_tree, process, summary, worktree};
+use super::{event_tree, labels, prior_checkpoint, process, summary, worktree};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, CheckpointOptions, Code, StateName, VerbResult};
 use crate::store::ids::CheckpointId;

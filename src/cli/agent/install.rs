@@ -13,9 +13,9 @@ use super::super::context::Context;
 use super::super::error::{Outcome, error};
 use super::super::locate::{self, TreeLocation};
 use super::super::output::Out;
+use super::agents::{ALL, Agent, Scope};
 use super::files::{self, SettingsFile};
 use super::settings;
-use super::agents::{ALL, Agent, Scope};
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::display::word;
 

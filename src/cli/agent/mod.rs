@@ -1,17 +1,17 @@
 //! `ckptfs agent`: the hooks that coding agents call around their actions, and their installation
 //! (docs/adr/0034-agents.md).
 
-mod prior_checkpoint;
+mod agents;
 mod event;
+mod event_tree;
 mod files;
 mod hook;
 pub mod install;
 pub mod labels;
-mod event_tree;
+mod prior_checkpoint;
 pub mod process;
 mod settings;
 mod summary;
-mod agents;
 mod worktree;
 
 use std::process::ExitCode;

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::super::context::Context;
 use super::super::error::Outcome;
-use super::super::mount_users::{self, VisibleTree};
 use super::super::locate::{self, ServedTree};
+use super::super::mount_users::{self, VisibleTree};
 use super::super::output::Out;
 use super::super::{changes, mounts};
 use super::git;
@@ -137,7 +137,11 @@ fn forget_in_git(served: &mut ServedTree, branch: &BranchInfo, out: &Out) {
 fn in_use(name: &str, path: &Path, error: VerbError) -> VerbError {
     let table = mounts::all().unwrap_or_default();
     let users = mounts::top(&table, path)
-        .map(|mount| VisibleTree::on(mount).users(&[], mount_users::THOROUGH).holders)
+        .map(|mount| {
+            VisibleTree::on(mount)
+                .users(&[], mount_users::THOROUGH)
+                .holders
+        })
         .unwrap_or_default();
     let message = if users.is_empty() {
         error.message

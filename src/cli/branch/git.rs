@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::super::error::{ErrorContext, hinted};
 use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, Stat, SysResult};
 use crate::transfer::dirs::remove_tree;
 pub use repository::DOT_GIT;
 use repository::{HEADS, Head, Repository, WORKTREES};
@@ -153,7 +153,7 @@ impl WorktreeEntry {
         let (uid, gid) = self.repository.owner;
         let on = dir.join(DOT_GIT);
         let made = sys::open_root(dir).and_then(|dir| {
-            let mut file = sys::create_file_at(&dir, DOT_GIT.as_bytes(), Open::WRITE, FILE_MODE)?;
+            let mut file = sys::create_file_at(&dir, DOT_GIT.as_bytes(), Access::WRITE, FILE_MODE)?;
             file.write_all(&self.dot_git())?;
             if sys::ids().0 == uid {
                 return Ok(());
@@ -528,7 +528,7 @@ fn remove(dir: &OwnedFd, name: &[u8]) -> SysResult<()> {
 
 /// Writes a new file.
 fn put(dir: impl AsFd, name: &str, bytes: &[u8]) -> SysResult<()> {
-    let mut file = sys::create_file_at(dir, name.as_bytes(), Open::WRITE, FILE_MODE)?;
+    let mut file = sys::create_file_at(dir, name.as_bytes(), Access::WRITE, FILE_MODE)?;
     Ok(file.write_all(bytes)?)
 }
 
@@ -538,7 +538,7 @@ fn put(dir: impl AsFd, name: &str, bytes: &[u8]) -> SysResult<()> {
 /// # Errors
 /// EBUSY: it changed during the copy.
 fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> {
-    let source = match sys::open_file_at(&from, name, Open::READ) {
+    let source = match sys::open_file_at(&from, name, Access::READ) {
         Err(Errno::ENOENT) => return Ok(None),
         source => source?,
     };
@@ -546,7 +546,7 @@ fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> 
     if stat.kind != Kind::File {
         return Err(Errno::EINVAL);
     }
-    let copied: File = sys::create_file_at(to, name, Open::READ_WRITE, FILE_MODE)?;
+    let copied: File = sys::create_file_at(to, name, Access::READ_WRITE, FILE_MODE)?;
     sys::copy_data(&source, &copied, stat.size)?;
     // git replaces the file by another, which does not change this one.
     let after = sys::stat_fd(&source)?;

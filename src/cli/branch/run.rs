@@ -54,7 +54,7 @@ pub struct Args {
 
 /// Output of `--json`, on stderr, because stdout is the command's.
 #[derive(Serialize)]
-struct Report<'a> {
+struct BranchRunReport<'a> {
     branch: &'a BranchInfo,
     /// It was made for this command.
     made: bool,
@@ -184,7 +184,7 @@ fn tell(
     context: &Context,
 ) {
     if context.out.json {
-        let report = Report {
+        let report = BranchRunReport {
             branch,
             made,
             command: command

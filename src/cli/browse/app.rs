@@ -1,7 +1,7 @@
 //! State of the screen and the selection.
 
 use super::cli_command::CliCommand;
-use super::history::{Entry, History, PAGE, label};
+use super::history::{BrowseEntry, History, PAGE, label};
 use crate::engine::api::{
     Change, ChangeKind, CheckpointInfo, TreePath, VerbError, VerbResult, VersionKind,
 };
@@ -32,7 +32,10 @@ pub enum FilePane {
     /// The changes of a state.
     Changes(Vec<Change>),
     /// A directory of a state.
-    Tree { dir: TreePath, entries: Vec<Entry> },
+    Tree {
+        dir: TreePath,
+        entries: Vec<BrowseEntry>,
+    },
 }
 
 /// A dialog over the rest of the screen.
@@ -367,7 +370,7 @@ impl App {
                 changes.iter().map(line).collect()
             }
             FilePane::Tree { entries, .. } => {
-                let line = |entry: &Entry| (label(&entry.path, entry.kind), None);
+                let line = |entry: &BrowseEntry| (label(&entry.path, entry.kind), None);
                 entries.iter().map(line).collect()
             }
         }

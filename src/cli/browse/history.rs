@@ -23,7 +23,7 @@ const SHOWN_MAX: usize = 1 << 20;
 const LOOKED_AT_BYTES: usize = 8000;
 
 /// A directory entry of a state.
-pub struct Entry {
+pub struct BrowseEntry {
     /// Its path in the tree.
     pub path: TreePath,
     /// Its type; `None`: stat failed.
@@ -105,15 +105,19 @@ impl History {
     }
 
     /// Lists a directory, subdirectories first.
-    pub fn list(&self, state: Option<&CheckpointInfo>, dir: &TreePath) -> VerbResult<Vec<Entry>> {
+    pub fn list(
+        &self,
+        state: Option<&CheckpointInfo>,
+        dir: &TreePath,
+    ) -> VerbResult<Vec<BrowseEntry>> {
         let found = self.found(state, dir)?;
         let names = names::names(&found).map_err(|cause| found.failed(cause))?;
         let entry = |name: &Vec<u8>| {
             let path = names::below(dir, name);
             let kind = found.tree.stat(&path).map(|stat| stat.kind).ok();
-            Entry { path, kind }
+            BrowseEntry { path, kind }
         };
-        let mut entries: Vec<Entry> = names.iter().map(entry).collect();
+        let mut entries: Vec<BrowseEntry> = names.iter().map(entry).collect();
         entries.sort_by_key(|entry| entry.kind != Some(Kind::Dir));
         Ok(entries)
     }

@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::messages::{
+    MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently,
+};
 use super::null;
-use super::messages::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
 use crate::cli::error::{ErrorContext, error};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::succession::WorkerHandover;

@@ -7,8 +7,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::items::Item;
-use super::target::{Target, TargetState};
 use super::shared_projects::ContentSource;
+use super::target::{Target, TargetState};
 use crate::cli::context::Context;
 use crate::cli::error::{ErrorContext, Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
@@ -18,14 +18,14 @@ use crate::engine::api::{
 };
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
-use crate::transfer::import::execute::{ImportResult, ImportRun};
+use crate::transfer::dirs::open_below;
 use crate::transfer::import::contents::{ContentCounts, ContentIndex};
-use crate::transfer::import::record_files::{self, StoredRecord};
-use crate::transfer::import::skipped::SkippedPath;
+use crate::transfer::import::execute::{ImportResult, ImportRun};
 use crate::transfer::import::plan::{self, ImportPlan, TreePair};
 use crate::transfer::import::record::ImportRecord;
+use crate::transfer::import::record_files::{self, StoredRecord};
 use crate::transfer::import::scan::{self, InodeCounts, Scan};
-use crate::transfer::dirs::open_below;
+use crate::transfer::import::skipped::SkippedPath;
 use crate::transfer::snapshots::Snapshot;
 use crate::transfer::write::{DestState, Writer};
 
@@ -448,7 +448,10 @@ fn write_record(
 }
 
 fn note_checkpoint(target: &Target, bytes: &[u8], id: CheckpointId) -> Outcome {
-    Ok(record_files::write_checkpoint(target.store()?, bytes, id).on("the record of the import")?)
+    Ok(
+        record_files::write_checkpoint(target.store()?, bytes, id)
+            .on("the record of the import")?,
+    )
 }
 
 fn checkpoint(

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::cli::export_common;
 use crate::cli::error::{ErrorContext, hinted};
+use crate::cli::export_common;
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Kind};
 use crate::transfer::snapshots::{self, Snapshot};

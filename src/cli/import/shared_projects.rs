@@ -4,16 +4,16 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use crate::cli::context::Context;
-use crate::cli::export_common;
 use crate::cli::error::{ErrorContext, hinted, io_error};
+use crate::cli::export_common;
 use crate::cli::locate::{self, TreeLocation};
 use crate::cli::progress::Spinner;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::import::ImportAsk;
 use crate::sys::{self, Errno};
 use crate::transfer::import::contents;
-use crate::transfer::import::record_files::StoredRecord;
 use crate::transfer::import::record::ImportRecord;
+use crate::transfer::import::record_files::StoredRecord;
 use crate::transfer::import::scan;
 
 /// A tree, and the known contents of its files.

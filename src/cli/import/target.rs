@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::cli::export_common;
 use crate::cli::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
+use crate::cli::export_common;
 use crate::cli::locate::{self, ServedTree, TreeLocation};
 use crate::control::{Client, STORE_NAME, StoreDir, is_same};
 use crate::engine::api::{Code, GetStatus, Status, TreePath, VerbError, VerbResult};
@@ -221,7 +221,8 @@ impl Target {
     /// Mounts the tree and connects to its daemon, which may be that of an interrupted import.
     fn start(&mut self) -> Outcome {
         // Exactly one checkpoint per item, however much is removed between two.
-        let mounted = export_common::own_verb("mount", &self.path, &[], &[("CKPTFS_TRIPWIRE", "off")]);
+        let mounted =
+            export_common::own_verb("mount", &self.path, &[], &[("CKPTFS_TRIPWIRE", "off")]);
         let ours = match mounted {
             Err(Failure::Verb(error)) if error.code == Code::AlreadyMounted => false,
             mounted => mounted.map(|()| true)?,
@@ -234,7 +235,8 @@ impl Target {
     }
 
     fn serve(&mut self, mut served: ServedTree, ours: bool) -> VerbResult<()> {
-        let mount = export_common::opened(sys::open_dir_at(served.open_mount()?.1, b"."), &self.path)?;
+        let mount =
+            export_common::opened(sys::open_dir_at(served.open_mount()?.1, b"."), &self.path)?;
         let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(io_error(self.path.display(), Errno::EMFILE));

@@ -5,13 +5,13 @@
 //! report the size of the omitted part. stdout carries only the protocol: the output of the verbs
 //! goes to memory ([`super::output::Out::to_memory`]).
 
-mod results;
-mod params;
 mod branches;
-mod write_tools;
 mod json_lines;
+mod params;
 mod read_tools;
+mod results;
 mod server;
+mod write_tools;
 
 use std::path::PathBuf;
 

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::super::error::error;
 use super::super::output::escape;
-use super::{McpContext, results, params, branches, write_tools, read_tools};
+use super::{McpContext, branches, params, read_tools, results, write_tools};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
 /// Maximum number of concurrent calls; further ones wait.
@@ -98,7 +98,8 @@ impl Server {
         &self,
         Parameters(asked): Parameters<params::Checkpoint>,
     ) -> Result<Json<results::CheckpointResult>, ToolError> {
-        self.work(move |seat| write_tools::checkpoint(seat, asked)).await
+        self.work(move |seat| write_tools::checkpoint(seat, asked))
+            .await
     }
 
     /// List checkpoints, newest first
@@ -133,7 +134,8 @@ impl Server {
         &self,
         Parameters(asked): Parameters<params::ReadPast>,
     ) -> Result<Json<results::FileContent>, ToolError> {
-        self.work(move |seat| read_tools::read_past(seat, asked)).await
+        self.work(move |seat| read_tools::read_past(seat, asked))
+            .await
     }
 
     /// List the versions of a path, newest first, optionally with those that contain a text, to
@@ -147,7 +149,8 @@ impl Server {
         &self,
         Parameters(asked): Parameters<params::FindVersion>,
     ) -> Result<Json<results::Versions>, ToolError> {
-        self.work(move |seat| read_tools::find_version(seat, asked)).await
+        self.work(move |seat| read_tools::find_version(seat, asked))
+            .await
     }
 
     /// Restore the tree, or some paths of it, to a checkpoint. Unless only_by_me is false, only
@@ -164,7 +167,8 @@ impl Server {
         &self,
         Parameters(asked): Parameters<params::Restore>,
     ) -> Result<Json<results::Restored>, ToolError> {
-        self.work(move |seat| write_tools::restore(seat, asked)).await
+        self.work(move |seat| write_tools::restore(seat, asked))
+            .await
     }
 
     /// Undo the last operations on the history, including those of others: restores, merges, tags,

@@ -8,16 +8,16 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::super::context::Context;
-use super::super::export_common;
 use super::super::error::{ErrorContext, hinted};
+use super::super::export_common;
 use super::super::launch;
 use super::super::origin::OriginInputs;
 use super::super::output::can_ask;
 use super::super::remotes::names;
 use super::{oci, repository};
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::origin::ServedOrigin;
 use crate::engine::display::word;
+use crate::engine::origin::ServedOrigin;
 use crate::remote::restic::lazy::record::StoredOrigin;
 use crate::remote::restic::lazy::{FetchOptions, RemoteBase};
 use crate::remote::restic::{OpenPurpose, guarded};

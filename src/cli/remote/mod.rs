@@ -2,14 +2,14 @@
 
 pub mod auto;
 pub mod lazy;
+pub mod maintenance;
 mod oci;
-mod pull_branch;
 pub mod pull;
+mod pull_branch;
 pub mod push;
 pub mod reader;
-mod repository;
 mod remote_log;
-pub mod maintenance;
+mod repository;
 
 use std::path::{Path, PathBuf};
 
@@ -33,11 +33,11 @@ const OCI: &str = "oci://";
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<RemoteCommand>,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum RemoteCommand {
     /// Add a remote, and create a repository there if missing
     Add {
         /// The name
@@ -92,7 +92,7 @@ enum What {
 
 /// A remote in the output of `--json`.
 #[derive(Serialize)]
-struct Listed<'a> {
+struct ListedRemote<'a> {
     name: &'a str,
     #[serde(flatten)]
     named: &'a RemoteConfig,
@@ -101,8 +101,8 @@ struct Listed<'a> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    match args.what.unwrap_or(What::List) {
-        What::Add {
+    match args.what.unwrap_or(RemoteCommand::List) {
+        RemoteCommand::Add {
             name,
             url,
             password_file,
@@ -123,8 +123,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             };
             guarded(|| add(&name, named, force, context))
         }
-        What::List => list(context),
-        What::Remove { name, system } => {
+        RemoteCommand::List => list(context),
+        RemoteCommand::Remove { name, system } => {
             changed(system)?.remove(&name)?;
             let removed = serde_json::json!({ "removed": name });
             let out = &mut context.out;
@@ -132,9 +132,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 out.text_line(&format!("{name} is forgotten; what is stored there stays"))
             })
         }
-        What::Forget(forget) => guarded(|| maintenance::forget(&forget, context)),
-        What::Prune(prune) => guarded(|| maintenance::prune(&prune, context)),
-        What::Log { name, all } => guarded(|| remote_log::log(&name, all, context)),
+        RemoteCommand::Forget(forget) => guarded(|| maintenance::forget(&forget, context)),
+        RemoteCommand::Prune(prune) => guarded(|| maintenance::prune(&prune, context)),
+        RemoteCommand::Log { name, all } => guarded(|| remote_log::log(&name, all, context)),
     }
 }
 
@@ -166,7 +166,7 @@ fn add(name: &str, named: RemoteConfig, force: bool, context: &mut Context) -> O
     }
     repository::open(&named, OpenPurpose::Create)?;
     names.add(name, named.clone(), force)?;
-    let listed = Listed {
+    let listed = ListedRemote {
         name,
         named: &named,
         file: names.file_of(&named),
@@ -182,9 +182,9 @@ fn add(name: &str, named: RemoteConfig, force: bool, context: &mut Context) -> O
 
 fn list(context: &mut Context) -> Outcome {
     let names = names()?;
-    let listed: Vec<Listed<'_>> = names
+    let listed: Vec<ListedRemote<'_>> = names
         .all()
-        .map(|(name, named)| Listed {
+        .map(|(name, named)| ListedRemote {
             name,
             named,
             file: names.file_of(named),

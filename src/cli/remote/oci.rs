@@ -6,8 +6,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::export_common::{self, Copied, ExportStream};
 use super::super::error::{ErrorContext, Failure, Outcome, hinted};
+use super::super::export_common::{self, Copied, ExportStream};
 use super::super::past::StateTree;
 use super::super::progress::Bar;
 use super::super::{locate, size, time};

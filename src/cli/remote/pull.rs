@@ -8,16 +8,16 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::export_common::{self, Copied};
 use super::super::error::{ErrorContext, Outcome, hinted};
+use super::super::export_common::{self, Copied};
 use super::super::locate;
 use super::super::progress::Bar;
 use super::super::remotes::names;
 use super::{oci, pull_branch, repository};
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
-use crate::engine::export::parts::Refused;
 use crate::engine::display::word;
-use crate::remote::restic::pull::Reader;
+use crate::engine::export::parts::Refused;
+use crate::remote::restic::pull::SnapshotFeed;
 use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
@@ -164,7 +164,8 @@ pub(super) fn fetch(
     writer.prepare().on(dest.display())?;
     let dir = dir.try_clone().on(dest.display())?;
     let reading = Arc::new(remote.read(pushed, dir, there)?);
-    let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn PartSource>);
+    let feeds =
+        (0..THREADS).map(|_| Box::new(SnapshotFeed(Arc::clone(&reading))) as Box<dyn PartSource>);
     let bar = Bar::files(&context.out, "fetching");
     let handed = hand_over(feeds.collect(), writer, &|done, total| {
         bar.at(done, total.unwrap_or(0));

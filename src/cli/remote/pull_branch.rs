@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::super::branch::create::{BranchOptions, make};
 use super::super::context::Context;
-use super::super::export_common::{self, Copied};
 use super::super::error::{ErrorContext, Outcome};
+use super::super::export_common::{self, Copied};
 use super::super::locate::{self, ServedTree};
 use super::super::past;
 use super::super::remotes::names;

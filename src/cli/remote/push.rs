@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::export_common::ExportStream;
 use super::super::error::{Failure, Outcome, error, hinted};
+use super::super::export_common::ExportStream;
 use super::super::locate::{self, ServedTree};
 use super::super::past::StateTree;
 use super::super::progress::Bar;

@@ -12,7 +12,7 @@ use crate::remote::restic::{OpenPurpose, PushedSnapshot};
 
 /// A checkpoint in a remote, in the output of `--json`.
 #[derive(Serialize)]
-struct Listed<'a> {
+struct ListedSnapshot<'a> {
     checkpoint: u64,
     tags: &'a [String],
     note: &'a str,
@@ -36,7 +36,7 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
     pushed.reverse();
     let out = &mut context.out;
     if out.json {
-        let listed: Vec<Listed<'_>> = pushed.iter().map(listed).collect();
+        let listed: Vec<ListedSnapshot<'_>> = pushed.iter().map(listed).collect();
         return Ok(out.json(&listed)?);
     }
     for one in &pushed {
@@ -70,8 +70,8 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn listed(one: &PushedSnapshot) -> Listed<'_> {
-    Listed {
+fn listed(one: &PushedSnapshot) -> ListedSnapshot<'_> {
+    ListedSnapshot {
         checkpoint: one.checkpoint.0,
         tags: &one.tags,
         note: &one.note,

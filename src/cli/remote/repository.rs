@@ -1,7 +1,7 @@
 //! Common parts of the verbs for remotes: opening a repository, and the store of a tree.
 
-use super::super::export_common::ExportStream;
 use super::super::error::{error, hinted, io_error};
+use super::super::export_common::ExportStream;
 use super::super::locate::ServedTree;
 use super::super::output::can_ask;
 use crate::engine::api::{Code, ListCheckpoints, VerbResult};

@@ -23,7 +23,7 @@ pub struct Format {
 
 /// One name, as `--json` prints it.
 #[derive(Serialize)]
-struct Listed {
+struct ListedName {
     name: TreePath,
     #[serde(flatten)]
     attrs: attrs::Shown,
@@ -51,10 +51,10 @@ pub fn print(found: &PathInState, kind: Kind, format: Format, out: &mut Out) -> 
         }
         return Ok(());
     }
-    let listed: Vec<Listed> = entries
+    let listed: Vec<ListedName> = entries
         .into_iter()
         .map(|(path, name)| {
-            attrs::shown(&found.tree, &path).map(|attrs| Listed {
+            attrs::shown(&found.tree, &path).map(|attrs| ListedName {
                 name: TreePath(name),
                 attrs,
             })
@@ -89,7 +89,7 @@ pub fn below(dir: &TreePath, name: &[u8]) -> TreePath {
     TreePath(path)
 }
 
-fn print_long(listed: &[Listed], out: &mut Out) -> io::Result<()> {
+fn print_long(listed: &[ListedName], out: &mut Out) -> io::Result<()> {
     let width = width(listed, |one| one.attrs.size.to_string());
     for one in listed {
         let mut line = format!(

@@ -12,7 +12,7 @@ use crate::cli::control_socket::EndReason;
 use crate::cli::error::{hinted, io_error};
 use crate::cli::mount_users::{self, VisibleTree};
 use crate::cli::output::escape;
-use crate::cli::{transient_users, detached, mounts};
+use crate::cli::{detached, mounts, transient_users};
 use crate::control::ServerHandle;
 use crate::engine::Engine;
 use crate::engine::api::{Code, VerbError, VerbResult};
@@ -259,7 +259,8 @@ fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -
         let message = format!("the branch {name} is in use: {by}");
         hinted(Code::BranchInUse, message, "stop what is using it first")
     };
-    let is_use = |(pid, mount): &&(u32, MountPoint)| !mount_facts::is_copy(at, true, *pid, &mount.at);
+    let is_use =
+        |(pid, mount): &&(u32, MountPoint)| !mount_facts::is_copy(at, true, *pid, &mount.at);
     if let Some((pid, mount)) = others.iter().find(is_use) {
         let place = escape(mount.at.as_os_str().as_bytes());
         return Err(used(format!("it is mounted at {place} of process {pid}")));

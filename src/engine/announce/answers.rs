@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Announcement, Announcer, EventKind};
-use crate::engine::snapdir::{CONTROL, SNAPDIR};
 use crate::engine::request::{Attr, Caller, Entry, Fh, LookupResult, NOTE_VOICE, NodeId, Opened};
+use crate::engine::snapdir::{CONTROL, SNAPDIR};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time};
 
@@ -301,8 +301,8 @@ fn stat(node: NodeId) -> Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::snapdir::{SNAPDIR, store_link};
     use crate::engine::past::PAST;
+    use crate::engine::snapdir::{SNAPDIR, store_link};
 
     #[test]
     fn dummies_are_told_from_all_other_nodes() {

@@ -11,7 +11,7 @@ use super::answers::{NOBODY, UNKNOWN};
 use super::{Announcement, Announcer, DirAnnouncements, EventKind, Mounted};
 use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
 
 /// Limit of attempts at a step. Other processes keep looking up the name, so that the kernel caches
 /// it again after each invalidation.
@@ -154,15 +154,15 @@ impl EventThread<'_> {
             EventKind::Gone { dir: false, .. } => sys::unlink_at(dir, name),
             EventKind::Come(Kind::Dir) => sys::mkdir_at(dir, name, 0o700),
             EventKind::Come(Kind::File) => {
-                sys::create_file_at(dir, name, Open::WRITE, 0o600).map(drop)
+                sys::create_file_at(dir, name, Access::WRITE, 0o600).map(drop)
             }
             EventKind::Come(_) => sys::mknod_at(dir, name, Kind::File, 0o600, 0),
             EventKind::Written => sys::open_file_at(
                 dir,
                 name,
-                Open {
+                Access {
                     truncate: true,
-                    ..Open::WRITE
+                    ..Access::WRITE
                 },
             )
             .map(drop),

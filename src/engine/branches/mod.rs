@@ -29,11 +29,11 @@ use std::sync::{Arc, OnceLock};
 
 use super::api::{VerbError, VerbResult};
 use super::bases::registry_failed;
+use super::change_stamp::ChangeStamp;
 use super::config::{Config, Inherits};
+use super::display::word;
 use super::error::{self, Code, hinted};
 use super::merge::MergeBase;
-use super::change_stamp::ChangeStamp;
-use super::display::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
 use crate::store::ids::CheckpointId;

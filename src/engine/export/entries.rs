@@ -16,7 +16,7 @@ use crate::history::state::TreeState;
 use crate::history::view::{ContentLocation, KnownListing};
 use crate::store::ids::Name;
 use crate::store::record::Child;
-use crate::sys::{self, Errno, Kind, Open, SysResult, Time};
+use crate::sys::{self, Access, Errno, Kind, SysResult, Time};
 
 impl Exporter<'_> {
     /// Confirms copied parts. Returns the entries that changed while they were copied, each with
@@ -303,7 +303,7 @@ impl Exporter<'_> {
         let name = trail.name.as_bytes();
         let (stat, target, xattrs, file) =
             if child.kind == Kind::File && *how == ExportExtent::Whole {
-                let file = sys::open_file_at(dir, name, Open::READ).ok()?;
+                let file = sys::open_file_at(dir, name, Access::READ).ok()?;
                 (
                     sys::stat_fd(&file).ok()?,
                     None,

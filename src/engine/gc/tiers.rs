@@ -297,11 +297,11 @@ impl GarbageCollector {
         if sys::stat_at(&*dir, name.as_bytes())?.kind != Kind::File {
             return Err(Errno::EINVAL);
         }
-        let file = match sys::open_file_at(&*dir, name.as_bytes(), sys::Open::READ_WRITE) {
+        let file = match sys::open_file_at(&*dir, name.as_bytes(), sys::Access::READ_WRITE) {
             Err(Errno::EACCES) => {
                 // Its mode is recorded.
                 sys::chmod_fd(sys::open_path_at(&*dir, name.as_bytes())?, 0o600)?;
-                sys::open_file_at(&*dir, name.as_bytes(), sys::Open::READ_WRITE)?
+                sys::open_file_at(&*dir, name.as_bytes(), sys::Access::READ_WRITE)?
             }
             file => file?,
         };

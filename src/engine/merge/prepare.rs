@@ -14,11 +14,11 @@ use crate::engine::api::{Change, Code, Times, TreePath, VerbError, VerbResult};
 use crate::engine::error;
 use crate::engine::request::NodeId;
 use crate::engine::restore::Restorer;
-use crate::engine::restore::stat_cache::StatCache;
+use crate::engine::restore::desired::{DesiredContent, DesiredInodes};
 use crate::engine::restore::plan::RestorePlan;
 use crate::engine::restore::prepare::PreparedOp;
+use crate::engine::restore::stat_cache::StatCache;
 use crate::engine::restore::threads;
-use crate::engine::restore::desired::{DesiredContent, DesiredInodes};
 use crate::history::present::Trail;
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;
@@ -28,10 +28,10 @@ use crate::store::ids::{CheckpointId, Slot};
 use crate::store::layout::merges::{InodeBirth, MergeInto};
 use crate::store::record::AttrState;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, SysResult, Time, Xattrs};
+use crate::sys::{self, Access, Errno, Kind, SysResult, Time, Xattrs};
 use crate::tree::Tree;
-use crate::tree::merge::outcome::{MergeOutcome, MergedContent};
 use crate::tree::merge::inode_classes::InodeClasses;
+use crate::tree::merge::outcome::{MergeOutcome, MergedContent};
 use crate::tree::merge::text::Labels;
 use crate::tree::merge::{
     Answers, ClashKind, Conflict, ConflictPolicy, MergeOptions, Names, Resolution, merge_since,
@@ -505,7 +505,7 @@ impl PreparedMerge<'_> {
     fn file_of(&self, slot: Slot, bytes: &[u8]) -> SysResult<std::fs::File> {
         let staging = &**self.three.engine.live.staging();
         let name = format!("{STAGED_PREFIX}text-{}", slot.0).into_bytes();
-        let make = || sys::create_file_at(staging, &name, Open::READ_WRITE, 0o600);
+        let make = || sys::create_file_at(staging, &name, Access::READ_WRITE, 0o600);
         let mut file = match make() {
             Err(Errno::EEXIST) => {
                 sys::unlink_at(staging, &name)?;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
+use super::desired::DesiredInodes;
 use super::plan::RestorePlan;
 use super::stage::Stage;
 use super::stale::StaleEntries;
-use super::desired::DesiredInodes;
 use crate::history::present::Trail;
 use crate::history::state::TreeState;
 use crate::live::{ChangeCtx, KernelRequest, Live, NewInode, NodeRef, Swap};

@@ -7,12 +7,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::OsStringExt;
 
 use super::Restorer;
-use super::plan::PlanScope;
 use super::excluded::is_at_or_below;
+use super::plan::PlanScope;
 use crate::engine::Engine;
 use crate::engine::api::{VerbError, VerbResult};
-use crate::engine::error::{Code, failed, hinted};
 use crate::engine::display::word;
+use crate::engine::error::{Code, failed, hinted};
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::store::ids::{CheckpointId, Name, Slot};

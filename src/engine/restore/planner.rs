@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::rescue::{UnplannedPaths, to_rescue};
-use super::plan::{PlanScope, RestorePlan};
 use super::excluded::ExcludedPaths;
+use super::plan::{PlanScope, RestorePlan};
+use super::rescue::{UnplannedPaths, to_rescue};
 use crate::history::diff::join;
 use crate::history::present::{LiveTree, Trail};
 use crate::history::state::TreeState;

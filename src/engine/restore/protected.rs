@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Restorer;
-use super::plan::RestorePlan;
 use super::desired::DesiredInodes;
+use super::plan::RestorePlan;
 use crate::engine::api::{Times, VerbResult};
-use crate::engine::error::{Code, hinted};
 use crate::engine::display::{count, word};
+use crate::engine::error::{Code, hinted};
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::view::View;

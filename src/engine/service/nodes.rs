@@ -2,13 +2,13 @@
 
 use super::super::Engine;
 use super::super::announce::is_dummy;
-use super::super::snapdir::{CONTROL, SNAPDIR};
 use super::super::foreign::{self, is_foreign};
 use super::super::listing::BATCH;
 use super::super::past::{PAST, PAST_HANDLE, PastNode};
 use super::super::request::{
     Attr, Caller, Entry, FOR_EVER, Fh, Listed, LookupResult, Names, NodeId, Opened,
 };
+use super::super::snapdir::{CONTROL, SNAPDIR};
 use crate::live::{CreatedInode, Handle, HandleId, IoMode, Live, NewInode, OpenFlags, opener_word};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::is_own_xattr;

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use super::tiers::Tier;
 use super::display::word;
+use super::tiers::Tier;
 
 pub use parse::{ConfigError, TIERS, bytes, parse, parse_value};
 pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store, store_with, text_with};

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use super::parse::{ConfigError, parse, set};
 use super::{Key, Origin, Settings, Value};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, Stat, Time};
+use crate::sys::{self, Access, Errno, Kind, Stat, Time};
 
 /// Its name in the store.
 pub const STORE_FILE: &str = "ckptfs.toml";
@@ -119,7 +119,7 @@ fn text_in(dir: impl AsFd, name: &str) -> Result<String, ReadRefusal> {
     if before.kind != Kind::File {
         return Err(refused("it is not a regular file", None));
     }
-    let file = sys::open_file_at(&dir, name.as_bytes(), Open::READ).map_err(failed)?;
+    let file = sys::open_file_at(&dir, name.as_bytes(), Access::READ).map_err(failed)?;
     let stat = sys::stat_fd(&file).map_err(failed)?;
     check_owner(&stat).map_err(|message| {
         refused(

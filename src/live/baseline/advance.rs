@@ -13,8 +13,8 @@ use super::BaselineUpdate;
 use crate::history::present::Trail;
 use crate::history::since::ChangedSince;
 use crate::live::inodes::{at_place, is_elsewhere, names_of, target_of_fd};
-use crate::live::saved_content::ContentSaver;
 use crate::live::nodes::generation_of;
+use crate::live::saved_content::ContentSaver;
 use crate::store::Address;
 use crate::store::baseline::{Baseline, BaselineNode};
 use crate::store::ids::{Name, Slot};
@@ -115,9 +115,9 @@ impl BaselineUpdate {
         };
         let (name, how) = (
             b"baseline.compared",
-            sys::Open {
+            sys::Access {
                 truncate: true,
-                ..sys::Open::READ_WRITE
+                ..sys::Access::READ_WRITE
             },
         );
         let file = sys::create_file_at(layout.dir(), name, how, 0o600)

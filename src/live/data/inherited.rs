@@ -8,7 +8,7 @@ use crate::live::change::ChangeCtx;
 use crate::live::handles::{Handle, HandleId, OpenFlags};
 use crate::live::nodes::IoMode;
 use crate::store::ids::Slot;
-use crate::sys::{Open, SysResult};
+use crate::sys::{Access, SysResult};
 
 /// Inherited files of this size or more are copied up at their open, for passthrough reads. Smaller
 /// ones are read once and are then in the page cache.
@@ -74,7 +74,7 @@ impl Files {
         }
         let (file, _) = {
             let _tree = self.locks.tree.read();
-            self.inodes.open_file(handle.slot.into(), Open::READ)?
+            self.inodes.open_file(handle.slot.into(), Access::READ)?
         };
         with(Some(&file))
     }

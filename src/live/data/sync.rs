@@ -3,7 +3,7 @@
 use super::Files;
 use crate::live::handles::HandleId;
 use crate::store::ids::Slot;
-use crate::sys::{self, Open, SysResult};
+use crate::sys::{self, Access, SysResult};
 
 impl Files {
     /// Syncs a file, as fsync(2). Its captures are synced first where the backing filesystem could
@@ -33,6 +33,6 @@ impl Files {
             return Ok(());
         }
         let dir = self.inodes.dir(slot)?;
-        sys::fsync(sys::reopen(&dir, Open::READ)?)
+        sys::fsync(sys::reopen(&dir, Access::READ)?)
     }
 }

@@ -14,7 +14,7 @@ use crate::history::view::{ContentLocation, OpenContent, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Xattrs};
+use crate::sys::{self, Access, DirEntry, Errno, Kind, Stat, SysResult, Xattrs};
 
 /// Limit of path depth, above that of any real path.
 const DEPTH_MAX: usize = 1 << 20;
@@ -410,7 +410,7 @@ impl<'a> InheritedPart<'a> {
     fn copied_aside(self, aside: &OwnedFd, of: Option<(&File, u64)>) -> SysResult<File> {
         let number = self.inodes.copies.fetch_add(1, Ordering::Relaxed);
         let name = format!("peek-{number}");
-        let file = sys::create_file_at(aside, name.as_bytes(), Open::READ_WRITE, 0o600)?;
+        let file = sys::create_file_at(aside, name.as_bytes(), Access::READ_WRITE, 0o600)?;
         let removed = sys::unlink_at(aside, name.as_bytes());
         match of {
             // No reader or writer of the source can block this.

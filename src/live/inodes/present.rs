@@ -8,7 +8,7 @@ use super::{Inodes, NodeRef, is_elsewhere};
 use crate::history::present::{LiveTree, Trail, absent_beyond};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Time, Xattrs};
+use crate::sys::{self, Access, DirEntry, Errno, Kind, Stat, SysResult, Time, Xattrs};
 
 /// Name of the store in the root directory, which is not part of the tree.
 pub const STORE_NAME: &[u8] = b".ckptfs";
@@ -60,7 +60,7 @@ impl LiveTree for Inodes {
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        let opened = self.open_file(NodeRef::from(node), sys::Open::READ);
+        let opened = self.open_file(NodeRef::from(node), sys::Access::READ);
         self.refused.noted(node.slot, opened).map(|(file, _)| file)
     }
 
@@ -156,7 +156,7 @@ impl Inodes {
     pub fn begin_writeback(&self, slot: Slot) {
         if self.reflink
             && !self.base().is_inherited(slot)
-            && let Ok((file, _)) = self.open_file(NodeRef::from(slot), Open::READ)
+            && let Ok((file, _)) = self.open_file(NodeRef::from(slot), Access::READ)
         {
             let _ = sys::start_writeback(&file);
         }
@@ -208,12 +208,12 @@ impl Inodes {
     /// # Errors
     /// As [`LiveTree::open`].
     pub fn open_quietly(&self, node: &Arc<Trail>) -> SysResult<File> {
-        let quietly = sys::Open {
+        let quietly = sys::Access {
             noatime: true,
-            ..sys::Open::READ
+            ..sys::Access::READ
         };
         match self.open_file(NodeRef::from(node), quietly) {
-            Err(Errno::EPERM) => self.open_file(NodeRef::from(node), sys::Open::READ),
+            Err(Errno::EPERM) => self.open_file(NodeRef::from(node), sys::Access::READ),
             opened => opened,
         }
         .map(|(file, _)| file)
@@ -225,7 +225,9 @@ impl Inodes {
         if self.base().is_inherited(slot) {
             return None;
         }
-        let (file, _) = self.open_file(NodeRef::from(slot), sys::Open::READ).ok()?;
+        let (file, _) = self
+            .open_file(NodeRef::from(slot), sys::Access::READ)
+            .ok()?;
         sys::allocation(&file).ok()
     }
 
@@ -299,7 +301,7 @@ impl Inodes {
         // An inherited file is copied up before a process can write to it.
         !self.base().is_inherited(at.slot)
             && !self
-                .open_file(at, Open::READ)
+                .open_file(at, Access::READ)
                 .and_then(|(file, _)| sys::lease_free(&file))
                 .unwrap_or(false)
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{Names, NewInode};
 use crate::live::change::ChangeCtx;
-use crate::live::inodes::{NodeRef, place, target_of};
 use crate::live::handover::KernelRequest;
+use crate::live::inodes::{NodeRef, place, target_of};
 use crate::live::remove::{EntryTarget, UnlinkFate};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};

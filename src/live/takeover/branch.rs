@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::inodes::at_place;
 use super::super::branch_state::OriginMark;
+use super::super::inodes::at_place;
 use super::Adoption;
 use crate::history::present::LiveTree;
 use crate::history::view::OpenContent;

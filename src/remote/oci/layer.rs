@@ -21,10 +21,10 @@ use super::{HashingIo, bare, in_scratch, scratch};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
-use crate::transfer::verified_stream::{self, BufferedContent, is_below};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
 use crate::transfer::dirs::{open_below, split};
 use crate::transfer::tar::Stream;
+use crate::transfer::verified_stream::{self, BufferedContent, is_below};
 use crate::transfer::{PartSource, Sink};
 
 /// Prefix of the names of whiteouts.
@@ -66,7 +66,7 @@ pub struct LayerCounts {
 type Packed = HashingIo<GzEncoder<HashingIo<BufWriter<File>>>>;
 
 /// The writer of a layer.
-struct Writer<'a> {
+struct LayerWriter<'a> {
     stream: Stream<Packed>,
     /// The checkpoint's tree (`O_PATH`).
     view: &'a OwnedFd,
@@ -84,7 +84,7 @@ pub fn whole(
     view: &OwnedFd,
     progress: &dyn Fn(u64),
 ) -> VerbResult<(Layer, Vec<Refused>)> {
-    let mut writer = Writer::new(view)?;
+    let mut writer = LayerWriter::new(view)?;
     let refused = verified_stream::hand_on(feed, |entry, content| {
         let done = writer.entry(entry, &content);
         progress(writer.count.entries);
@@ -146,7 +146,7 @@ impl LayerChanges {
                 path = above;
             }
         }
-        let mut writer = Writer::new(view)?;
+        let mut writer = LayerWriter::new(view)?;
         for path in paths {
             let told = entries.get(path).filter(|entry| entry.kind != Kind::Socket);
             if let Some(entry) = told {
@@ -172,11 +172,11 @@ impl LayerChanges {
     }
 }
 
-impl<'a> Writer<'a> {
-    fn new(view: &'a OwnedFd) -> VerbResult<Writer<'a>> {
+impl<'a> LayerWriter<'a> {
+    fn new(view: &'a OwnedFd) -> VerbResult<LayerWriter<'a>> {
         let file = BufWriter::with_capacity(BUFFER_BYTES, scratch()?);
         let packed = GzEncoder::new(HashingIo::new(file), Compression::default());
-        Ok(Writer {
+        Ok(LayerWriter {
             stream: Stream::layer(HashingIo::new(packed)),
             view,
             linked: HashMap::new(),
@@ -185,7 +185,7 @@ impl<'a> Writer<'a> {
     }
 
     fn finish(self) -> VerbResult<Layer> {
-        let Writer {
+        let LayerWriter {
             stream,
             linked,
             mut count,
@@ -319,7 +319,7 @@ impl<'a> Writer<'a> {
     fn open(&self, path: &[u8]) -> SysResult<File> {
         let fd = open_below(self.view, path, OpenKind::Path)?;
         match sys::stat_fd(&fd)?.kind {
-            Kind::File => sys::reopen(&fd, Open::READ),
+            Kind::File => sys::reopen(&fd, Access::READ),
             // Opening a FIFO would block.
             _ => Err(Errno::EINVAL),
         }

@@ -24,8 +24,8 @@ use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::remote::limits::{self, IMAGE_DEPTH_MAX, IMAGE_ENTRY_BYTES, Limits};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::sys::{self, Errno, Kind, SysResult};
-use crate::transfer::is_zeros;
 use crate::transfer::dirs::{DirCache, split};
+use crate::transfer::is_zeros;
 use crate::transfer::write::Writer;
 
 /// Size of the buffers.
@@ -158,7 +158,12 @@ impl ImageTree {
         Ok(diff_id)
     }
 
-    fn take(&mut self, layer: usize, entry_number: u64, entry: untar::Entry) -> Result<(), String> {
+    fn take(
+        &mut self,
+        layer: usize,
+        entry_number: u64,
+        entry: untar::TarEntry,
+    ) -> Result<(), String> {
         let path = path_of(&entry.name)?;
         let depth = path.split(|byte| *byte == b'/').count() as u64;
         if depth > IMAGE_DEPTH_MAX {
@@ -222,7 +227,7 @@ impl ImageTree {
     }
 
     /// Returns the entry to create; `None`: it is left out.
-    fn believed(&mut self, kind: Kind, told: untar::Entry) -> Option<ExportEntry> {
+    fn believed(&mut self, kind: Kind, told: untar::TarEntry) -> Option<ExportEntry> {
         let mut mode = told.mode;
         if !self.trusted {
             if matches!(kind, Kind::CharDev | Kind::BlockDev) {

@@ -7,7 +7,7 @@ fn read(layers: &[Vec<String>]) -> ImageTree {
     let mut tree = ImageTree::default();
     for (layer, names) in layers.iter().enumerate() {
         for (number, name) in names.iter().enumerate() {
-            let entry = untar::Entry {
+            let entry = untar::TarEntry {
                 name: name.clone().into_bytes(),
                 kind: Some(Kind::File),
                 link: Vec::new(),

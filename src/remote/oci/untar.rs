@@ -21,7 +21,7 @@ const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
 
 /// An entry.
 #[derive(Debug)]
-pub struct Entry {
+pub struct TarEntry {
     /// The name in the archive.
     pub name: Vec<u8>,
     /// The file type; `None`: a hard link to `link`.
@@ -82,7 +82,7 @@ impl<R: Read> Untar<R> {
     ///
     /// # Errors
     /// Errors of reading; it is not a tar.
-    pub fn advance(&mut self) -> io::Result<Option<Entry>> {
+    pub fn advance(&mut self) -> io::Result<Option<TarEntry>> {
         let mut extended = ExtendedHeaders::default();
         loop {
             self.skip(self.content.saturating_add(self.padding))?;
@@ -109,7 +109,7 @@ impl<R: Read> Untar<R> {
         kind: u8,
         size: u64,
         extended: ExtendedHeaders,
-    ) -> io::Result<Entry> {
+    ) -> io::Result<TarEntry> {
         let name = extended
             .name
             .unwrap_or_else(|| header.path_bytes().into_owned());
@@ -148,7 +148,7 @@ impl<R: Read> Untar<R> {
                 .unwrap_or(0),
             nsec: 0,
         });
-        let entry = Entry {
+        let entry = TarEntry {
             kind,
             link: link.unwrap_or_default(),
             mode: header.mode()? & 0o7777,
@@ -362,7 +362,7 @@ mod tests {
         builder.into_inner().expect("ended")
     }
 
-    fn read_all(bytes: &[u8]) -> io::Result<Vec<(Entry, Vec<u8>)>> {
+    fn read_all(bytes: &[u8]) -> io::Result<Vec<(TarEntry, Vec<u8>)>> {
         let (mut from, mut all) = (Untar::new(bytes), Vec::new());
         while let Some(entry) = from.advance()? {
             let mut content = Vec::new();

@@ -11,8 +11,8 @@ use rustic_core::{
     BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
 };
 
-use super::repo_cache::RepoCache;
 use super::idle_client::RemoteTrouble;
+use super::repo_cache::RepoCache;
 use super::rest::{Login, Rest};
 use super::s3::S3;
 use super::seal::{self, RepoKey, Size};

@@ -10,9 +10,9 @@ use rustic_core::{DataId, IndexedFullStatus, Repository};
 use super::pull::{blob_length, is_hash};
 use crate::engine::export::parts::ExportEntry;
 use crate::store::layout::STORE_NAME;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
-use crate::transfer::inode::is_as_told;
+use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
 use crate::transfer::dirs::{open_below, split};
+use crate::transfer::inode::is_as_told;
 use crate::transfer::walk::Walk;
 
 /// Minimum size of a file to be searched elsewhere; a smaller one is fetched sooner.
@@ -47,7 +47,7 @@ impl ExistingTree {
         if entry.is_linked() || !is_as_told(&there, entry, sys::ids().0 == 0)? {
             return Ok(false);
         }
-        holds(&sys::reopen(&there, Open::READ)?, entry.size, blobs, repo)
+        holds(&sys::reopen(&there, Access::READ)?, entry.size, blobs, repo)
     }
 
     /// Finds a file with the content of an entry, whatever its name and attributes: it was renamed
@@ -69,7 +69,7 @@ impl ExistingTree {
                 sys::stat_fd(inode)
                     .is_ok_and(|stat| stat.kind == Kind::File && stat.size == entry.size)
             })
-            .filter_map(|inode| sys::reopen(&inode, Open::READ).ok())
+            .filter_map(|inode| sys::reopen(&inode, Access::READ).ok())
             .find(|file| holds(file, entry.size, blobs, repo).unwrap_or(false))
     }
 
@@ -81,7 +81,7 @@ impl ExistingTree {
         }
         let inode = self.inode(&entry.path.0).ok()?;
         let kind = sys::stat_fd(&inode).ok()?.kind;
-        (kind == Kind::File).then(|| sys::reopen(&inode, Open::READ).ok())?
+        (kind == Kind::File).then(|| sys::reopen(&inode, Access::READ).ok())?
     }
 
     fn inode(&self, path: &[u8]) -> SysResult<OwnedFd> {

@@ -5,20 +5,20 @@
 //! is read from the repository each time; no copy of it is stored elsewhere.
 
 mod backend;
-mod repo_cache;
+pub mod config;
+mod existing;
+mod idle_client;
 mod keys;
 pub mod lazy;
 mod measure;
-pub mod config;
 mod node;
-mod idle_client;
 pub mod pull;
 pub mod push;
 mod rclone;
+mod repo_cache;
 mod rest;
 mod s3;
 mod seal;
-mod existing;
 pub mod upkeep;
 
 use std::path::PathBuf;

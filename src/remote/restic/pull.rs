@@ -18,8 +18,8 @@ use rustic_core::{DataId, IndexedFullStatus, Repository, RusticResult};
 use sha2::{Digest, Sha256};
 
 use super::backend::CheckedBackend;
-use super::measure::{Totals, broken, measure};
 use super::existing::{self, ExistingTree};
+use super::measure::{Totals, broken, measure};
 use super::{PushedSnapshot, Remote, failed, node};
 use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
@@ -105,9 +105,9 @@ impl Remote {
 }
 
 /// The share of one thread in reading a snapshot.
-pub struct Reader(pub Arc<SnapshotReader>);
+pub struct SnapshotFeed(pub Arc<SnapshotReader>);
 
-impl PartSource for Reader {
+impl PartSource for SnapshotFeed {
     fn next(&mut self, _done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         self.0.part()
     }

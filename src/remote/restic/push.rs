@@ -26,8 +26,8 @@ use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, SysResult};
 use crate::transfer::PartSource;
-use crate::transfer::verified_stream::{self, BufferedContent};
 use crate::transfer::tar::Pieces;
+use crate::transfer::verified_stream::{self, BufferedContent};
 
 /// Entries queued for rustic.
 const AHEAD: usize = 64;

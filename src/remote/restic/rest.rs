@@ -332,7 +332,7 @@ fn told(trouble: RemoteTrouble) -> Box<RusticError> {
 
 /// An object in a list.
 #[derive(Deserialize)]
-struct Listed<'a> {
+struct ListedFile<'a> {
     #[serde(borrow)]
     name: Cow<'a, str>,
     size: u64,
@@ -358,12 +358,13 @@ impl ReadBackend for Rest {
             return Ok(Vec::new());
         }
         // An empty directory may be `null`.
-        let listed: Option<Vec<Listed<'_>>> = serde_json::from_slice(&listed).map_err(|_| {
-            told(RemoteTrouble {
-                what: format!("GET {}: its answer is no list of a repository", url.path()),
-                advice: Some("look whether the address is that of a REST server of restic"),
-            })
-        })?;
+        let listed: Option<Vec<ListedFile<'_>>> =
+            serde_json::from_slice(&listed).map_err(|_| {
+                told(RemoteTrouble {
+                    what: format!("GET {}: its answer is no list of a repository", url.path()),
+                    advice: Some("look whether the address is that of a REST server of restic"),
+                })
+            })?;
         let listed = listed.unwrap_or_default().into_iter();
         let ids = listed.filter_map(|one| {
             let size = u32::try_from(one.size).unwrap_or(u32::MAX);

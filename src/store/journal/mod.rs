@@ -61,11 +61,11 @@
 
 pub mod codec;
 mod frame;
-mod recovery;
 mod order;
 mod pack;
 mod packing;
 mod reading;
+mod recovery;
 mod scan;
 mod segment;
 mod tail;
@@ -144,13 +144,13 @@ pub struct Journal {
     tail_written_ns: Option<i64>,
     latched: AtomicBool,
     syncing: Mutex<()>,
-    writer: Mutex<Writer>,
+    writer: Mutex<JournalWriter>,
     making: Mutex<()>,
     packing: Mutex<()>,
     readers: Mutex<Readers>,
 }
 
-struct Writer {
+struct JournalWriter {
     /// The segment being written; `None` if the store is read-only.
     file: Option<Arc<File>>,
     end: Address,
@@ -264,7 +264,7 @@ impl Journal {
             found.tails,
         );
         let room = found.file.as_ref().map_or(0, |file| segment::size(file));
-        let writer = Writer {
+        let writer = JournalWriter {
             file: found.file,
             end,
             last: found.last,
@@ -479,7 +479,7 @@ impl Journal {
 
     /// Writes the buffer at the end: to the tail, which is metadata and so reaches the disk before
     /// any later change, and to the segment.
-    fn write(&self, writer: &mut Writer) -> StoreResult<()> {
+    fn write(&self, writer: &mut JournalWriter) -> StoreResult<()> {
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
         let ordered = writer.tail.put(writer.end, &writer.buffer);
         if let Err(errno) = sys::write_all_at(&**file, &writer.buffer, u64::from(writer.end.offset))
@@ -510,7 +510,7 @@ impl Journal {
     }
 
     /// Continues in the next segment. On failure to create it nothing has changed.
-    fn roll(&self, writer: &mut Writer) -> StoreResult<()> {
+    fn roll(&self, writer: &mut JournalWriter) -> StoreResult<()> {
         let old = writer.file.clone().ok_or(StoreError::ReadOnly)?;
         let next = writer
             .end
@@ -534,7 +534,7 @@ impl Journal {
     /// disk.
     ///
     /// Errors: `Io` with ENOSPC; nothing has changed then.
-    fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
+    fn keep_headroom(&self, writer: &mut JournalWriter, total: u32) -> StoreResult<()> {
         let headroom = self.headroom.min(self.segment_bytes / 64);
         let wanted = writer
             .end
@@ -569,7 +569,7 @@ impl Journal {
     /// Latches the journal unless the failed write provably left nothing. On a full disk it may
     /// have written nothing or can be truncated; truncation also fails if a btrfs quota is
     /// exhausted.
-    fn write_failed(&self, writer: &Writer, errno: Errno) -> StoreError {
+    fn write_failed(&self, writer: &JournalWriter, errno: Errno) -> StoreError {
         let end = u64::from(writer.end.offset);
         let cut = errno.is_no_room()
             && writer.file.as_ref().is_some_and(|file| {

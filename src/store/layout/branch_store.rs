@@ -15,7 +15,7 @@ use super::super::at;
 use super::branches::{BranchEntry, DOT_GIT, MARK, existing, read_entry};
 use super::{Layout, STORE_NAME, StoreId, TREE_NAME, open_trusted, read_format};
 use crate::store::error::{StoreError, StoreResult};
-use crate::sys::{self, Kind, Open, SysResult};
+use crate::sys::{self, Access, Kind, SysResult};
 
 /// Size limit of a branch's file `.git`, in bytes; a path has up to 4096.
 const GIT_BYTES_MAX: u64 = 8192;
@@ -83,13 +83,13 @@ fn copy_link_of_git(root: impl AsFd, tree: &OwnedFd) -> SysResult<()> {
     if !is_link_of_git(&root) {
         return Ok(());
     }
-    let link = sys::open_file_at(root, DOT_GIT, Open::READ)?;
+    let link = sys::open_file_at(root, DOT_GIT, Access::READ)?;
     let (stat, mut text) = (sys::stat_fd(&link)?, Vec::new());
     link.take(GIT_BYTES_MAX).read_to_end(&mut text)?;
     if stat.kind != Kind::File || text.len() as u64 == GIT_BYTES_MAX {
         return Err(sys::Errno::EINVAL);
     }
-    let copy = sys::create_file_at(tree, DOT_GIT, Open::WRITE, 0o600)?;
+    let copy = sys::create_file_at(tree, DOT_GIT, Access::WRITE, 0o600)?;
     sys::write_all_at(&copy, &text, 0)?;
     match sys::set_file_owner(&copy, stat.uid, stat.gid) {
         Err(sys::Errno::EPERM) if sys::ids().0 != 0 => {}

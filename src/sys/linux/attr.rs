@@ -12,8 +12,8 @@ use super::super::args::{FsInfo, SetTime};
 use super::super::fault::CallKind;
 use super::super::name::{component, kind_of, make_device, mode_bits, permissions, retry};
 use super::super::types::{Errno, Kind, Protection, Stat, SysResult, Time};
-use super::requester_rights::act_for;
 use super::open::proc_path;
+use super::requester_rights::act_for;
 
 /// Fields requested of statx(2): those of stat(2), and the birth time.
 const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);

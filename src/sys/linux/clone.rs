@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
-use super::super::args::Open;
-use super::super::last_eio;
+use super::super::args::Access;
 use super::super::fault::{self, CallKind};
+use super::super::last_eio;
 use super::super::name::check_retry;
 use super::super::path::unlink_at;
 use super::super::types::{Errno, SysResult};
@@ -58,7 +58,7 @@ pub fn can_share(file: &File) -> bool {
 ///
 /// EEXIST if the name exists; other errors as [`clone_file`]. After a failure the name is removed.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
-    let dst = create_file_at(&dir, name, Open::READ_WRITE, 0o600)?;
+    let dst = create_file_at(&dir, name, Access::READ_WRITE, 0o600)?;
     match clone_file(src, &dst) {
         Ok(()) => Ok(dst),
         Err(errno) => {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, RawDir, SeekFrom};
 
-use super::super::args::{DirEntry, Open};
+use super::super::args::{Access, DirEntry};
 use super::super::fault::{self, CallKind};
 use super::super::name::{kind_of, retry};
 use super::super::path::DIR_FLAGS;
@@ -35,7 +35,7 @@ pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEnt
         rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())
     }) {
         // Resolving "." requires search permission; listing does not.
-        Err(Errno::EACCES) => reopen(&fd, Open::READ)?.into(),
+        Err(Errno::EACCES) => reopen(&fd, Access::READ)?.into(),
         dir => dir?,
     };
     if from > 0 {

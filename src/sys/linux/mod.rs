@@ -4,7 +4,6 @@
 //! Calls that do not accept an `O_PATH` descriptor go through the link `/proc/self/fd/N`. It leads
 //! to the inode itself, including a symbolic link, and not to its name (proc_pid_fd(5)).
 
-mod requester_rights;
 mod attr;
 mod clock;
 mod clone;
@@ -17,12 +16,12 @@ mod open;
 mod probe;
 mod process;
 mod project;
+mod requester_rights;
 mod same;
 mod submount;
 mod watch;
 mod xattr;
 
-pub use requester_rights::{act_as, act_for, give_up_set_id, may_administer, within_limits_of};
 pub use attr::{
     chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd,
 };
@@ -55,6 +54,7 @@ pub use process::{
     set_thread_normal, waits_of_thread,
 };
 pub use project::{give_no_project, rename_home};
+pub use requester_rights::{act_as, act_for, give_up_set_id, may_administer, within_limits_of};
 pub use same::same_ranges;
 pub use submount::{attach_mount, copy_mount, copy_read_only, subvolumes_below, unmount_in};
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, ResolveFlags};
 
-use super::super::args::{Open, OpenKind};
+use super::super::args::{Access, OpenKind};
 use super::super::fault::CallKind;
 use super::super::name::{component, permissions, retry};
 use super::super::path::{DIR_FLAGS, walk_beneath};
@@ -23,7 +23,7 @@ const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CL
 const RESOLVE_TRIES_MAX: u32 = 64;
 
 /// The flags of open(2) for `open`, except `O_NOFOLLOW`.
-pub(in super::super) fn open_flags(open: Open) -> OFlags {
+pub(in super::super) fn open_flags(open: Access) -> OFlags {
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= match (open.read, open.write) {
         (true, true) => OFlags::RDWR,
@@ -40,13 +40,13 @@ pub(in super::super) fn open_flags(open: Open) -> OFlags {
 }
 
 /// Sets modes that the flags of open(2) cannot express; none on Linux.
-pub(in super::super) fn after_open(fd: OwnedFd, _open: Open) -> SysResult<File> {
+pub(in super::super) fn after_open(fd: OwnedFd, _open: Access) -> SysResult<File> {
     Ok(File::from(fd))
 }
 
 /// Creates the file `name` in `dir`; EEXIST if the name exists, even as a dangling link (`O_CREAT |
 /// O_EXCL`). The umask of the process applies to `mode`.
-pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
+pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Access, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
     retry(CallKind::Create, || {
@@ -107,7 +107,7 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
 
 /// Opens the inode of a descriptor, which may be an `O_PATH` descriptor, again, subject to its
 /// current permissions. ELOOP for a symbolic link.
-pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
+pub fn reopen(fd: impl AsFd, open: Access) -> SysResult<File> {
     let path = proc_path(&fd);
     retry(CallKind::Open, || {
         rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())

@@ -9,7 +9,7 @@ use rustix::fs::{
     Uid,
 };
 
-use super::super::args::{DirEntry, FsInfo, Open, SetTime};
+use super::super::args::{Access, DirEntry, FsInfo, SetTime};
 use super::super::fault::CallKind;
 use super::super::name::{
     NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry,
@@ -72,7 +72,7 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
     let rdev = match kind {
         Kind::Dir | Kind::Symlink => return Err(Errno::EINVAL),
         Kind::Socket => return Err(Errno::EOPNOTSUPP),
-        Kind::File => return create_file_at(dir, name, Open::WRITE, mode).map(drop),
+        Kind::File => return create_file_at(dir, name, Access::WRITE, mode).map(drop),
         Kind::Fifo => 0,
         Kind::CharDev | Kind::BlockDev => rdev as libc::dev_t,
     };

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{AtFlags, CloneFlags, Mode};
 
-use super::super::args::Open;
+use super::super::args::Access;
 use super::super::fault::CallKind;
 use super::super::name::{check_retry, component, retry};
 use super::super::path::{open_file_at, unlink_at};
@@ -126,7 +126,7 @@ pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let opened = retry(CallKind::SetAttributes, || {
         rustix::fs::chmodat(&dir, checked, Mode::RUSR | Mode::WUSR, AtFlags::empty())
     })
-    .and_then(|()| open_file_at(&dir, name, Open::READ_WRITE));
+    .and_then(|()| open_file_at(&dir, name, Access::READ_WRITE));
     if opened.is_err() {
         // The caller needs the first error; fsck finds a clone that remains.
         let _ = unlink_at(&dir, name);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::super::args::{Open, OpenKind};
+use super::super::args::{Access, OpenKind};
 use super::super::fault::CallKind;
 use super::super::name::{component, permissions, retry};
 use super::super::path::walk_beneath;
@@ -26,7 +26,7 @@ const PATH_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 /// The flags of open(2) for `open`, except `O_NOFOLLOW`.
-pub(in super::super) fn open_flags(open: Open) -> OFlags {
+pub(in super::super) fn open_flags(open: Access) -> OFlags {
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= match (open.read, open.write) {
         (true, true) => OFlags::RDWR,
@@ -50,7 +50,7 @@ pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
 }
 
 /// Sets modes that the flags of open(2) cannot express: bypassing the page cache (`F_NOCACHE`).
-pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
+pub(in super::super) fn after_open(fd: OwnedFd, open: Access) -> SysResult<File> {
     if open.direct {
         retry(CallKind::Probe, || rustix::fs::fcntl_nocache(&fd, true))?;
     }
@@ -59,7 +59,7 @@ pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
 
 /// Creates the file `name` in `dir`; EEXIST if the name exists, even as a dangling link (`O_CREAT |
 /// O_EXCL`). The umask of the process applies to `mode`.
-pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
+pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Access, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
     let fd = retry(CallKind::Create, || {
@@ -76,9 +76,9 @@ pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
         std::process::id(),
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
-    let open = Open {
+    let open = Access {
         read: true,
-        ..Open::WRITE
+        ..Access::WRITE
     };
     let temporary = match dir {
         Some(dir) => dir.try_clone()?,
@@ -111,10 +111,10 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
 
 /// Opens the inode of a descriptor again, subject to its current permissions, by its current path
 /// (F_GETPATH). ELOOP for a symbolic link, ESTALE if the path names another inode by now.
-pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
+pub fn reopen(fd: impl AsFd, open: Access) -> SysResult<File> {
     let path = retry(CallKind::Probe, || rustix::fs::getpath(&fd))?;
     // Truncation must wait until the inode is verified.
-    let flags = open_flags(Open {
+    let flags = open_flags(Access {
         truncate: false,
         ..open
     }) | OFlags::NOFOLLOW;

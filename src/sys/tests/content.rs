@@ -121,7 +121,7 @@ fn the_same_bytes_share_after_the_kernel_compared_them_and_others_do_not() {
     // Open for reading only, by its owner.
     let two = {
         drop(two);
-        open_file_at(&dir, b"two", Open::READ).expect("open")
+        open_file_at(&dir, b"two", Access::READ).expect("open")
     };
     let size = bytes.len() as u64;
     match dedupe_range(&one, &two, 0, size) {
@@ -156,7 +156,7 @@ fn the_same_bytes_share_after_the_kernel_compared_them_and_others_do_not() {
 fn a_lock_is_held_by_one_description() {
     let (_temp, dir) = scratch();
     let first = file_with(&dir, b"lock", b"");
-    let second = open_file_at(&dir, b"lock", Open::READ_WRITE).expect("open");
+    let second = open_file_at(&dir, b"lock", Access::READ_WRITE).expect("open");
     assert_eq!(flock_exclusive(&first), Ok(true));
     assert_eq!(flock_exclusive(&second), Ok(false));
     drop(first);
@@ -210,7 +210,7 @@ fn different_files_share_nothing() {
 fn a_lease_is_refused_while_a_writable_mapping_lives() {
     let (_temp, dir) = scratch();
     let writer = file_with(&dir, b"f", &[0; 4096]);
-    let reader = open_file_at(&dir, b"f", Open::READ).expect("open");
+    let reader = open_file_at(&dir, b"f", Access::READ).expect("open");
     assert_eq!(lease_free(&reader), Ok(false));
     // SAFETY: a fresh mapping of one page of an open file, without a Rust reference to it.
     let page = unsafe {
@@ -229,5 +229,5 @@ fn a_lease_is_refused_while_a_writable_mapping_lives() {
     // SAFETY: the mapping made above, without references to it.
     unsafe { rustix::mm::munmap(page, 4096) }.expect("munmap");
     assert_eq!(lease_free(&reader), Ok(true));
-    assert!(open_file_at(&dir, b"f", Open::WRITE).is_ok());
+    assert!(open_file_at(&dir, b"f", Access::WRITE).is_ok());
 }

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::record::{Hash, ImportRecord, InodeStamp};
 use super::scan::join;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Kind, Open, OpenKind, SysResult};
-use crate::transfer::inode::InodeCreator;
+use crate::sys::{self, Access, Kind, OpenKind, SysResult};
 use crate::transfer::dirs::open_below;
+use crate::transfer::inode::InodeCreator;
 
 /// Read size. A file of at most this size is written from the buffer if it cannot be cloned.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -224,7 +224,7 @@ impl ContentIndex {
             let Some(root) = self.roots.get(root) else {
                 return Ok(false);
             };
-            let file = File::from(open_below(root, &place.path, OpenKind::File(Open::READ))?);
+            let file = File::from(open_below(root, &place.path, OpenKind::File(Access::READ))?);
             let before = InodeStamp::of(&sys::stat_fd(&file)?);
             if !proves(&before) {
                 return Ok(false);
@@ -342,7 +342,7 @@ fn hash_one(
     found: &super::scan::ScanEntry,
 ) -> Option<super::record::ImportedName> {
     let file =
-        File::from(open_below(root, &join(dir, &found.name), OpenKind::File(Open::READ)).ok()?);
+        File::from(open_below(root, &join(dir, &found.name), OpenKind::File(Access::READ)).ok()?);
     let look = InodeStamp::of(&sys::stat_fd(&file).ok()?);
     let (hash, _) = read(&file).ok()?;
     let same = InodeStamp::of(&sys::stat_fd(&file).ok()?) == look;

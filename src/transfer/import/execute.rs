@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::skipped::{SkipReason, SkippedPath};
 use super::plan::{ImportPlan, Item};
 use super::record::Hash;
+use super::skipped::{SkipReason, SkippedPath};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, Stat, SysResult};
 use crate::transfer::dirs::{DirCache, open_below, split};
 use crate::transfer::write::{Writer, by_several};
 
@@ -163,7 +163,7 @@ impl<'a> ImportRun<'a> {
             return self.writer.put(to, entry, None).map_err(SkipReason::of);
         }
         for copy in 0..COPIES_MAX {
-            let file = sys::open_file_at(dir, name, Open::READ).map_err(SkipReason::of)?;
+            let file = sys::open_file_at(dir, name, Access::READ).map_err(SkipReason::of)?;
             let stat = sys::stat_fd(&file).map_err(SkipReason::of)?;
             if stat.kind != Kind::File {
                 return Err(SkipReason::Changing);

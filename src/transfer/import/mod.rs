@@ -9,10 +9,10 @@
 //! **Order.** Removals, directories, all other inodes by several threads, further names, attributes
 //! of directories.
 
-pub mod execute;
 pub mod contents;
-pub mod record_files;
-pub mod skipped;
+pub mod execute;
 pub mod plan;
 pub mod record;
+pub mod record_files;
 pub mod scan;
+pub mod skipped;

@@ -5,14 +5,14 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use super::execute::ImportResult;
-use super::skipped::SkippedPath;
 use super::record::{ImportRecord, ImportedName, InodeStamp};
 use super::scan::{Listing, Scan, ScanEntry, join};
+use super::skipped::SkippedPath;
 use crate::store::extents::same_bytes;
 use crate::store::layout::is_own_xattr;
-use crate::sys::{self, Kind, Open, OpenKind, Stat, SysResult, Time, Xattrs};
-use crate::transfer::inode::mode_for;
+use crate::sys::{self, Access, Kind, OpenKind, Stat, SysResult, Time, Xattrs};
 use crate::transfer::dirs::{open_below, split};
+use crate::transfer::inode::mode_for;
 
 /// A path, and its attributes in the source.
 pub type Item = (Vec<u8>, Stat);
@@ -316,8 +316,9 @@ impl TreePair<'_> {
             return Ok(false);
         }
         if one.kind == Kind::File {
-            let open =
-                |root: &OwnedFd| open_below(root, path, OpenKind::File(Open::READ)).map(File::from);
+            let open = |root: &OwnedFd| {
+                open_below(root, path, OpenKind::File(Access::READ)).map(File::from)
+            };
             let (one, other) = (open(self.source)?, open(self.there)?);
             return Ok(
                 kept(sys::file_xattrs(&one)?) == kept(sys::file_xattrs(&other)?)

@@ -144,7 +144,7 @@ impl ImportRecord {
         if blake3::hash(rest).as_bytes() != hash {
             return None;
         }
-        let mut from = Reader(rest);
+        let mut from = RecordReader(rest);
         let mut record = ImportRecord {
             device: from.u64()?,
             root: (from.trace()?, from.trace()?),
@@ -213,9 +213,9 @@ fn put_trace(bytes: &mut Vec<u8>, trace: &InodeStamp) {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct RecordReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> RecordReader<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;

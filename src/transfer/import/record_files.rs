@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::record::{CHECKPOINT_NAME, DAEMON_NAME, ImportRecord, RECORD_NAME};
 use crate::store::ids::CheckpointId;
 use crate::store::layout::{Layout, STORE_NAME};
-use crate::sys::{self, Errno, Open, RenameMode, SysResult};
+use crate::sys::{self, Access, Errno, RenameMode, SysResult};
 
 /// Size limit of a record, in bytes; a larger file is rejected.
 const RECORD_BYTES_MAX: u64 = 8 << 30;
@@ -72,7 +72,7 @@ impl StoredRecord {
 }
 
 fn read_file(store: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
-    let file = sys::open_file_at(store, name, Open::READ)?;
+    let file = sys::open_file_at(store, name, Access::READ)?;
     let size = sys::stat_fd(&file)?.size;
     if size > RECORD_BYTES_MAX {
         return Err(Errno::EFBIG);
@@ -112,7 +112,7 @@ fn write_whole(store: impl AsFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
     }
-    let file = sys::create_file_at(&store, &new, Open::WRITE, 0o600)?;
+    let file = sys::create_file_at(&store, &new, Access::WRITE, 0o600)?;
     sys::write_all_at(&file, bytes, 0)?;
     sys::fdatasync(&file)?;
     sys::rename_at(&store, &new, &store, name, RenameMode::Replace)
@@ -174,8 +174,8 @@ pub fn make_store(root: &OwnedFd) -> Result<(), crate::store::StoreError> {
 /// Those of opening the file.
 pub fn lock(store: impl AsFd) -> SysResult<Option<File>> {
     const NAME: &[u8] = b"import.lock";
-    let file = match sys::create_file_at(&store, NAME, Open::WRITE, 0o600) {
-        Err(Errno::EEXIST) => sys::open_file_at(&store, NAME, Open::WRITE)?,
+    let file = match sys::create_file_at(&store, NAME, Access::WRITE, 0o600) {
+        Err(Errno::EEXIST) => sys::open_file_at(&store, NAME, Access::WRITE)?,
         file => file?,
     };
     match sys::flock_exclusive(&file) {

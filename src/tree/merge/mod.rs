@@ -16,10 +16,10 @@
 //!
 //! Nothing here makes a system call ([ADR 31](../../../docs/adr/0031-branches-look-through.md)).
 
+pub mod inode_classes;
 mod inodes;
 pub mod outcome;
 mod places;
-pub mod inode_classes;
 mod scope;
 mod side;
 #[cfg(test)]
@@ -28,8 +28,8 @@ pub mod text;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use self::outcome::MergeOutcome;
 use self::inode_classes::InodeClasses;
+use self::outcome::MergeOutcome;
 use self::scope::scope;
 use self::side::{MergeState, WalkContext};
 use self::text::Labels;

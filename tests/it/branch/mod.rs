@@ -1,6 +1,7 @@
 //! The life cycle of branches: created, mounted, held, dropped and restored, also across kills and
 //! power cuts.
 
+mod conflicts_verb;
 mod cut_short;
 mod devices;
 mod ended;
@@ -8,6 +9,5 @@ mod fresh;
 mod in_use;
 mod life;
 mod power_cut;
-mod conflicts_verb;
 mod refusals;
 pub mod support;

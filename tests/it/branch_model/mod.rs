@@ -12,7 +12,6 @@
 mod cases;
 mod handles;
 mod lines;
-mod tree_reader;
 mod mounted;
 mod pure;
 mod requests;
@@ -20,6 +19,7 @@ mod run;
 mod side;
 mod state;
 mod three;
+mod tree_reader;
 
 use ckptfs::internals::engine::IoChoice;
 

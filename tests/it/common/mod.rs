@@ -22,7 +22,7 @@
 
 pub mod caller;
 pub mod command;
-pub mod timing_retries;
+pub mod fuse_replies;
 pub mod image;
 pub mod mount;
 pub mod mount_opts;
@@ -36,9 +36,9 @@ pub mod random;
 pub mod remotes;
 pub mod run_dir;
 pub mod sample;
-pub mod fuse_replies;
 pub mod space;
 pub mod strace;
+pub mod timing_retries;
 pub mod tree;
 pub mod user;
 pub mod variant;

@@ -6,8 +6,8 @@
 //! and only the set of valid errors is known. No view ever changes. `CKPTFS_SECONDS` is the
 //! duration of each variant, and `CKPTFS_SEED` the first worker's seed.
 
-mod dump;
 mod contention;
+mod dump;
 mod inherited;
 mod model;
 mod role;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::recovery_checks::differences;
 use super::load::{CrashLoad, WORKERS};
+use super::recovery_checks::differences;
 use crate::common::mount::VERB_SECONDS;
 use crate::common::random::Random;
 use crate::common::wait::{seen, wait_until};

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::recovery_checks::{self, RecoveryCounts};
+use super::crash_workload::{self, CrashWorkload};
 use super::disk::{ImageDisk, ImageHost};
 use super::load::{CrashLoad, DurablePromises};
-use super::crash_workload::{self, CrashWorkload};
+use super::recovery_checks::{self, RecoveryCounts};
 use super::usual_seed;
 use crate::common::command::TOOL_SECONDS;
 use crate::common::random::{count, seed};

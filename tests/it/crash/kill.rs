@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::worker_processes::{OpLog, WORKERS, WorkerProcesses, again, part};
 use super::load::CrashLoad;
 use super::usual_seed;
+use super::worker_processes::{OpLog, WORKERS, WorkerProcesses, again, part};
 use crate::common::random::{Random, count, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, copy_tree, tree, try_tree_without};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant, scratch};
@@ -139,7 +139,10 @@ impl DaemonLife<'_> {
 
     /// Applies the operations of the processes to the plain directory.
     fn catch_up(&mut self) {
-        for (index, done) in super::worker_processes::done(self.dir).into_iter().enumerate() {
+        for (index, done) in super::worker_processes::done(self.dir)
+            .into_iter()
+            .enumerate()
+        {
             let plain = self.world.plain.join(part(index as u64));
             for op in &done.answered[self.replayed[index]..] {
                 again(op, &plain).unwrap_or_else(|problem| panic!("{problem}"));

@@ -13,21 +13,21 @@
 //! and `CKPTFS_VERIFIES` set the counts for each variant. `CKPTFS_LONG=1` selects the long form.
 
 mod absence;
-mod recovery_checks;
-mod worker_processes;
+mod crash_workload;
 mod cut;
 pub mod disk;
+mod files_left_in_place;
 mod kill;
 mod load;
 mod nth;
 mod ops;
 mod order;
 mod recorder;
+mod recovery_checks;
 mod replay;
-mod files_left_in_place;
-mod crash_workload;
 mod undo;
 mod verified;
+mod worker_processes;
 
 use crate::common::random::{any_seed, is_long};
 

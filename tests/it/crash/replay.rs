@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use super::recovery_checks::{self, RecoveryCounts};
 use super::disk::ImageHost;
 use super::load::{CrashLoad, DurablePromises, WORKERS};
 use super::recorder::{DiskEvent, DiskLog, Recorder};
+use super::recovery_checks::{self, RecoveryCounts};
 use super::usual_seed;
 use crate::common::random::{Random, count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::recovery_checks::verified;
-use super::load::CrashLoad;
 use super::crash_workload::{self, CrashWorkload};
+use super::load::CrashLoad;
+use super::recovery_checks::verified;
 use super::usual_seed;
 use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};

@@ -7,8 +7,8 @@ use ckptfs::internals::engine::request::SetAttr;
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::{self, CallKind, FaultOutcome, FaultPlan};
 
-use super::ops::{self, FaultOp, FaultOpResult, OpError};
 use super::node_snapshot::{Tree, differing, without_times};
+use super::ops::{self, FaultOp, FaultOpResult, OpError};
 use super::served::ServedDir;
 use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};

@@ -5,18 +5,18 @@
 //! `sys::fault` can make any call fail, and the directory can be inspected independently of the
 //! engine. Fault injection exists in debug builds only.
 
-mod full_without_reserve;
 #[cfg(debug_assertions)]
 mod baseline;
 #[cfg(debug_assertions)]
 mod calls;
 mod device;
 mod full;
+mod full_warnings;
+mod full_without_reserve;
 #[cfg(debug_assertions)]
 mod mounted;
 #[cfg(debug_assertions)]
-mod ops;
-mod full_warnings;
-#[cfg(debug_assertions)]
 mod node_snapshot;
+#[cfg(debug_assertions)]
+mod ops;
 mod served;

@@ -1,16 +1,16 @@
 //! `gc` and `du`: exactly the reported space is freed, kept checkpoints are unchanged, and the next
 //! run completes an interrupted one.
 
-mod delete_cost;
-mod born;
 mod auto_gc;
-mod freed_space;
+mod born;
+mod concurrent_use;
 mod cut_short;
+mod delete_cost;
+mod freed_space;
 mod interrupted_runs;
-mod store_size;
 mod plan;
+mod store_size;
 mod story;
 mod tiers;
 mod tiers_cut_short;
 mod tiers_random;
-mod concurrent_use;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::freeze::BystanderWorkload;
-use crate::common::{Fs, Image, Io, Rig, Variant, timing_retries, for_each_variant, skip};
+use crate::common::{Fs, Image, Io, Rig, Variant, for_each_variant, skip, timing_retries};
 
 /// Throttle files of the block layer (cgroup version 1).
 const LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle";

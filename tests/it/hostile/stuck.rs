@@ -18,8 +18,8 @@ use fuser::{
 };
 use tempfile::TempDir;
 
-use crate::common::scratch;
 use crate::common::fuse_replies::attributes;
+use crate::common::scratch;
 
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 const FILE: u64 = 2;

@@ -1,9 +1,9 @@
 //! Import of existing trees: into new and existing trees, repeated after changes or a kill, with
 //! shared contents, and with files left out.
 
-mod reimport;
 mod contents;
+mod files_left_out;
 mod fresh;
 mod killed;
-mod files_left_out;
+mod reimport;
 mod support;

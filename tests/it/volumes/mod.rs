@@ -6,10 +6,10 @@ mod support;
 mod branches;
 mod cli;
 mod metrics;
+mod mount_records;
 mod names;
 mod options;
 #[cfg(feature = "remote")]
 mod remote;
 mod survival;
 mod transcript;
-mod mount_records;

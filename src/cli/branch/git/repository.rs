@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::super::super::error::{ErrorContext, hinted};
 use super::super::super::tree_path::normal;
 use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
+use crate::sys::{self, Access, Errno, Kind, OpenKind, Stat, SysResult, host};
 
 /// Name in the root of a working tree of the repository, or of a file that leads to it.
 pub const DOT_GIT: &str = ".git";
@@ -415,7 +415,7 @@ pub fn line(dir: impl AsFd, name: &str) -> SysResult<Option<Vec<u8>>> {
 
 /// Reads a file below `dir` without following a link; EFBIG if it is longer than `len_max` bytes.
 fn read(dir: impl AsFd, name: &str, len_max: u64) -> SysResult<Option<Vec<u8>>> {
-    let file = match sys::open_beneath(&dir, name.as_bytes(), OpenKind::File(Open::READ)) {
+    let file = match sys::open_beneath(&dir, name.as_bytes(), OpenKind::File(Access::READ)) {
         Err(Errno::ENOENT) => return Ok(None),
         file => File::from(file?),
     };

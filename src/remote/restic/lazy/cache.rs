@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use crate::remote::limits;
 use crate::store::ids::Slot;
-use crate::sys::{self, Errno, Open, SysResult};
+use crate::sys::{self, Access, Errno, SysResult};
 
 /// The origin of a local file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl ContentCache {
 
     /// Opens a file, if it exists and has the expected size.
     pub fn open(&self, slot: Slot, size: u64) -> Option<File> {
-        let file = sys::open_file_at(&self.0, &name_of(slot), Open::READ).ok()?;
+        let file = sys::open_file_at(&self.0, &name_of(slot), Access::READ).ok()?;
         let stat = sys::stat_fd(&file).ok()?;
         (stat.kind == sys::Kind::File && stat.size == size).then_some(file)
     }
@@ -119,7 +119,7 @@ impl ContentCache {
             return Err(Errno::ENOSPC);
         }
         let name = format!("{}.{attempt}.new", slot.0).into_bytes();
-        let file = sys::create_file_at(&self.0, &name, Open::READ_WRITE, 0o600)?;
+        let file = sys::create_file_at(&self.0, &name, Access::READ_WRITE, 0o600)?;
         Ok((file, name))
     }
 

@@ -29,19 +29,19 @@ const OPENING: Duration = Duration::from_secs(10);
 /// Opens the repository.
 pub type Opener = Box<dyn Fn() -> VerbResult<Remote> + Send + Sync>;
 
-struct Open {
+struct OpenRepository {
     repo: Repository<IndexedFullStatus>,
     watched: Arc<CheckedBackend>,
 }
 
 #[derive(Default)]
 struct State {
-    open: Option<Arc<Open>>,
+    open: Option<Arc<OpenRepository>>,
     opening: Option<Instant>,
 }
 
 /// The repository. No lock is held while it is read.
-struct Reader {
+struct BlobServer {
     opener: Opener,
     /// The ID of the repository.
     id: String,
@@ -55,7 +55,7 @@ struct Reader {
 /// # Errors
 /// Errors of the socket.
 pub fn serve(control: &OwnedFd, opener: Opener, id: String) -> io::Result<()> {
-    let reader = Arc::new(Reader {
+    let reader = Arc::new(BlobServer {
         opener,
         id,
         state: Mutex::default(),
@@ -74,7 +74,7 @@ pub fn serve(control: &OwnedFd, opener: Opener, id: String) -> io::Result<()> {
     Ok(())
 }
 
-impl Reader {
+impl BlobServer {
     /// Answers the requests for one file, until the daemon closes the socket.
     fn converse(&self, socket: UnixStream) -> io::Result<()> {
         let mut socket = BufReader::new(socket);
@@ -115,7 +115,7 @@ impl Reader {
         }
     }
 
-    fn open(&self) -> VerbResult<Arc<Open>> {
+    fn open(&self) -> VerbResult<Arc<OpenRepository>> {
         let mut state = self.state.lock();
         loop {
             if let Some(open) = &state.open {
@@ -142,19 +142,19 @@ impl Reader {
         opened
     }
 
-    fn open_now(&self) -> VerbResult<Arc<Open>> {
+    fn open_now(&self) -> VerbResult<Arc<OpenRepository>> {
         let remote = (self.opener)()?;
         if remote.id() != self.id {
             return Err(another_repository());
         }
         let Remote { repo, watched } = remote;
         let repo = repo.to_indexed().map_err(failed)?;
-        Ok(Arc::new(Open { repo, watched }))
+        Ok(Arc::new(OpenRepository { repo, watched }))
     }
 
-    fn forget(&self, open: &Arc<Open>) {
+    fn forget(&self, open: &Arc<OpenRepository>) {
         let mut state = self.state.lock();
-        let is_it = |now: &Arc<Open>| Arc::ptr_eq(now, open);
+        let is_it = |now: &Arc<OpenRepository>| Arc::ptr_eq(now, open);
         if state.open.as_ref().is_some_and(is_it) {
             state.open = None;
         }

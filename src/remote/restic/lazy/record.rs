@@ -24,7 +24,7 @@ use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::{self, DEPTH_MAX, Limits};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::layout::{has_origin, make_origin, open_origin, sync_origin};
-use crate::sys::{self, Errno, Open, OpenKind, RenameMode, SysResult, Time};
+use crate::sys::{self, Access, Errno, OpenKind, RenameMode, SysResult, Time};
 
 const RECORD: &[u8] = b"record";
 const TREE: &[u8] = b"tree";
@@ -78,7 +78,7 @@ pub(super) fn unusable(errno: Errno) -> VerbError {
 
 /// Reads a whole file of the store.
 fn read(dir: &OwnedFd, name: &[u8], max: u64) -> SysResult<Vec<u8>> {
-    let file = sys::open_file_at(dir, name, Open::READ)?;
+    let file = sys::open_file_at(dir, name, Access::READ)?;
     let stat = sys::stat_fd(&file)?;
     if stat.kind != sys::Kind::File || stat.size > max {
         return Err(Errno::EINVAL);
@@ -96,7 +96,7 @@ fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
     }
-    let file = sys::create_file_at(dir, &new, Open::READ_WRITE, 0o600)?;
+    let file = sys::create_file_at(dir, &new, Access::READ_WRITE, 0o600)?;
     sys::write_all_at(&file, bytes, 0)?;
     sys::fsync(&file)?;
     sys::rename_at(dir, &new, dir, name, RenameMode::Replace)

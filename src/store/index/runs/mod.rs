@@ -17,10 +17,10 @@
 //!   and the index is rebuilt.
 
 mod filter;
-mod run_lookup;
 mod merge;
 pub mod needs;
 pub mod run;
+mod run_lookup;
 #[cfg(test)]
 mod tests;
 
@@ -32,10 +32,10 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-pub use self::run_lookup::{RunSnapshot, RunWalk};
 use self::merge::{MergeIter, RunEntry};
 use self::needs::{NeededFilter, RetentionNeeds};
 use self::run::{BlockCache, BlockWeighter, Run, RunBuilder, RunSink, RunSource};
+pub use self::run_lookup::{RunSnapshot, RunWalk};
 use super::keys;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};

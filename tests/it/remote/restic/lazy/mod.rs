@@ -1,7 +1,7 @@
 //! Trees whose content is fetched from a remote on open.
 
-mod outage;
 mod content_cache;
+mod outage;
 mod reader;
 mod tree_operations;
 mod user;
