@@ -71,9 +71,8 @@ impl std::fmt::Display for MountUser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let MountUser { pid, name, by } = self;
         // Other users choose both.
-        let (name, shown) = (escape(name.as_bytes()), |path: &Path| {
-            escape(path.as_os_str().as_bytes())
-        });
+        let name = escape(name.as_bytes());
+        let shown = |path: &Path| escape(path.as_os_str().as_bytes());
         match by {
             Use::WorkingDirectory => {
                 write!(f, "{name} (pid {pid}) has its working directory there")
@@ -465,10 +464,8 @@ impl VisibleTree {
             let text = fields.next().unwrap_or_default().trim_ascii_start();
             let path = bytes_path(text);
             for path in [&path, &bytes_path(&with_line_ends(text))] {
-                files.extend(
-                    self.place(path, None)
-                        .map(|path| WritableFile { ino, path }),
-                );
+                let place = self.place(path, None);
+                files.extend(place.map(|path| WritableFile { ino, path }));
             }
             first = first.or_else(|| self.place(&path, None).map(|_| path));
         }

@@ -377,30 +377,19 @@ fn a_store_that_others_can_write_and_a_link_to_one_are_not_believed() {
     };
     for wrong in [0o777, 0o770, 0o702] {
         mode(wrong);
-        assert!(
-            matches!(
-                look(served.dir.path()).expect("look"),
-                StoreLookup::Foreign(_)
-            ),
-            "{wrong:o}"
-        );
+        let seen = look(served.dir.path()).expect("look");
+        assert!(matches!(seen, StoreLookup::Foreign(_)), "{wrong:o}");
     }
     mode(0o755);
-    assert!(matches!(
-        look(served.dir.path()).expect("look"),
-        StoreLookup::Store(_)
-    ));
+    let seen = look(served.dir.path()).expect("look");
+    assert!(matches!(seen, StoreLookup::Store(_)));
     let other = tempfile::tempdir().expect("directory");
     symlink(&store, other.path().join(STORE_NAME)).expect("symlink");
-    assert!(matches!(
-        look(other.path()).expect("look"),
-        StoreLookup::Nothing
-    ));
+    let seen = look(other.path()).expect("look");
+    assert!(matches!(seen, StoreLookup::Nothing));
     symlink("nowhere", other.path().join("sub")).expect("symlink");
-    assert!(matches!(
-        look(&other.path().join("sub")).expect("look"),
-        StoreLookup::Nothing
-    ));
+    let seen = look(&other.path().join("sub")).expect("look");
+    assert!(matches!(seen, StoreLookup::Nothing));
 }
 
 #[test]

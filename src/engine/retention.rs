@@ -171,9 +171,7 @@ pub(super) fn rules(
     applied: RuleContext<'_>,
     zone: &TimeZone,
 ) -> Vec<Vec<Rule>> {
-    let RuleContext {
-        retention, now_ns, ..
-    } = applied;
+    let (retention, now_ns) = (applied.retention, applied.now_ns);
     let mut kept: Vec<Vec<Rule>> = known.iter().map(RuleSubject::held).collect();
     let seen = || {
         known

@@ -53,14 +53,10 @@ fn info(told: &OperationStatus, obstacle: Option<String>) -> OperationInfo {
                 .and_then(|all| all.first())
                 .map(|one| one.id),
         ),
-        OperationEffect::Pinned { id, after, .. } => (
-            if after.is_some() {
-                OperationKind::Pin
-            } else {
-                OperationKind::Unpin
-            },
-            Some(*id),
-        ),
+        OperationEffect::Pinned {
+            id, after: None, ..
+        } => (OperationKind::Unpin, Some(*id)),
+        OperationEffect::Pinned { id, .. } => (OperationKind::Pin, Some(*id)),
         OperationEffect::Branch { base, dropped, .. } => {
             (OperationKind::of_branch(*dropped), Some(*base))
         }

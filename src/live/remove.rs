@@ -4,8 +4,9 @@
 //! layer, which copies no data and prevents reuse of its number. If the file is still open, it is
 //! captured instead and its name is removed.
 
+mod places;
+
 use std::cell::OnceCell;
-use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -582,29 +583,5 @@ impl Removal {
         let _tree = self.locks.tree.write();
         self.locks.stale_names.check(&[(parent, name)])?;
         self.remove_in(change, parent.into(), name, true)
-    }
-
-    /// Adds the places of born directories from `dir` upwards, so that an inode of a checkpoint
-    /// below them can be found.
-    pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
-        let (mut at, mut passed) = (dir, HashSet::new());
-        while at != Slot::ROOT
-            && at != Slot::STAGING
-            && self.timeline.epochs.is_born(at)
-            && passed.insert(at)
-        {
-            let Some(place) = self.inodes.likeliest_place(at) else {
-                return;
-            };
-            let up = place.parent;
-            self.keep_place(at, place, places);
-            at = up;
-        }
-    }
-
-    pub(super) fn keep_place(&self, slot: Slot, place: Place, places: &mut Vec<(Slot, Place)>) {
-        if self.timeline.lookup.place(slot).as_ref() != Some(&place) {
-            places.push((slot, place));
-        }
     }
 }

@@ -261,30 +261,31 @@ pub(super) fn plan(
     if order.len() == sure {
         planning.add_tiers(matching, &steps);
     }
-    let left = planning.left();
-    let Planning {
-        mut report,
-        steps: mut planned,
-        ..
-    } = planning;
-    report.over_bytes = retention
-        .max_bytes
-        .map_or(0, |max| left.saturating_sub(max));
-    report.kept = staying(&report, &known, rules);
-    share_out(matching, &steps, &mut planned);
-    report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
-    report.total = planned
-        .iter()
-        .map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some()))
-        .sum();
-    GcPlan {
-        report,
-        steps: planned.into_iter(),
-        versions: Vec::new(),
-        shown: false,
-        kept: census.kept.clone(),
-        epochs: BTreeSet::new(),
-        gently: ThrottledUnlink::default(),
+    planning.report.kept = staying(&planning.report, &known, rules);
+    planning.finish(matching, &steps)
+}
+
+impl Planning<'_> {
+    /// Assigns the versions to the planned steps and completes the report.
+    fn finish(self, matching: &TierMatching, steps: &[Option<usize>]) -> GcPlan {
+        let (left, max) = (self.left(), self.options.retention.max_bytes);
+        let (mut report, mut planned) = (self.report, self.steps);
+        report.over_bytes = max.map_or(0, |max| left.saturating_sub(max));
+        share_out(matching, steps, &mut planned);
+        report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
+        report.total = planned
+            .iter()
+            .map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some()))
+            .sum();
+        GcPlan {
+            report,
+            steps: planned.into_iter(),
+            versions: Vec::new(),
+            shown: false,
+            kept: matching.census.kept.clone(),
+            epochs: BTreeSet::new(),
+            gently: ThrottledUnlink::default(),
+        }
     }
 }
 

@@ -152,23 +152,28 @@ impl RestorePlan {
             passed: HashSet::new(),
             plan,
         };
-        if paths.is_empty() && !exact {
-            planner.all()?;
-        }
-        let mut split: Vec<Vec<Name>> = paths
+        planner.run()?;
+        let (mut plan, left) = (planner.plan, planner.left);
+        plan.leave_lost();
+        Ok((plan, left))
+    }
+}
+
+impl Planner<'_> {
+    /// Plans the whole tree, what is below the paths, or the paths alone.
+    fn run(&mut self) -> SysResult<()> {
+        let mut split: Vec<Vec<Name>> = self
+            .paths
             .iter()
             .map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect())
             .collect();
         split.sort();
         let split: Vec<&[Name]> = split.iter().map(Vec::as_slice).collect();
-        if exact {
-            planner.only(split)?;
-        } else if !split.is_empty() {
-            planner.paths(split)?;
+        match (self.exact, split.is_empty()) {
+            (true, _) => self.only(split),
+            (false, true) => self.all(),
+            (false, false) => self.paths(split),
         }
-        let (mut plan, left) = (planner.plan, planner.left);
-        plan.leave_lost();
-        Ok((plan, left))
     }
 }
 

@@ -94,12 +94,7 @@ impl Registry {
     ///
     /// # Errors
     /// `usage`; `internal` if no client can be created.
-    pub fn new(
-        place: ImageRef,
-        known: FoundLogin,
-        write: bool,
-        plain: bool,
-    ) -> VerbResult<Registry> {
+    pub fn new(place: ImageRef, known: FoundLogin, write: bool, plain: bool) -> VerbResult<Self> {
         let internal =
             |cause: &dyn std::fmt::Display| error(Code::Internal, format!("HTTP: {cause}"));
         let loopback = is_loopback(&place.host);

@@ -431,10 +431,7 @@ fn one_that_has_begun_is_finished_and_says_so() {
         }
     }
     println!("finished {finished}, cancelled {given_up}");
-    assert!(
-        finished > 0,
-        "no signal arrived while the tree was being changed"
-    );
+    assert!(finished > 0, "no signal arrived during the change");
 }
 
 /// Failed before: a source restored with its old mtime was older than the output of the other

@@ -134,11 +134,7 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
         snapshot.creation_time
     );
     assert_eq!(list(&second, &id), [(id.clone(), true)]);
-    assert_eq!(
-        list(&second, ""),
-        [],
-        "snapshots from other nodes are not listed"
-    );
+    assert_eq!(list(&second, ""), [], "those of other nodes are omitted");
     restored(&second, "a", &id);
     assert_same(&tree_of_volume(&second.use_it("a", "pod")), &expected);
     for (name, id, expected) in [("b", &later, "later"), ("c", &branch, "of the branch")] {
