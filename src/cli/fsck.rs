@@ -33,7 +33,7 @@ pub fn run(deep: bool, dry_run: bool, context: &mut Context) -> Outcome {
         root,
         &CheckOptions {
             state: None,
-            deep: deep,
+            deep,
             strays: true,
         },
     )?;

@@ -1,8 +1,8 @@
 //! `ckptfs export ID -`: a tar stream.
 //!
 //! A stream cannot be corrected. Therefore an entry from the daemon is written when it is proven
-//! ([`held`]), and a large file is read through the mount's view, where each read is proven before
-//! it is answered.
+//! ([`verified_stream`]), and a large file is read through the mount's view, where each read is
+//! proven before it is answered.
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};

@@ -61,7 +61,7 @@ pub fn print(found: &PathInState, kind: Kind, format: Format, out: &mut Out) -> 
         })
         .collect::<SysResult<_>>()
         .map_err(|cause| found.failed(cause))?;
-    Ok(out.answer(&listed, |out| print_long(&listed, out))?)
+    out.answer(&listed, |out| print_long(&listed, out))
 }
 
 /// Returns the names in a directory, sorted.

@@ -1,4 +1,4 @@
-//! Inherited inodes of a branch: see [`through`](super::super::through).
+//! Inherited inodes of a branch: see [`branch_state`](super::super::branch_state).
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
 //! Own inodes of a branch: whiteouts, and the marks found when a branch is opened. See
-//! [`through`](super::super::through).
+//! [`branch_state`](super::super::branch_state).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
