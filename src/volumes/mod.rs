@@ -17,7 +17,7 @@
 //! a holder and a daemon that are independent of the driver and outlive it (docs/adr/0009).
 //!
 //! **Facts and records.** The mounts requested by an engine are recorded as a set. Whether a volume
-//! is really in use is determined from the kernel's mount tables of all processes ([`facts`]).
+//! is really in use is determined from the kernel's mount tables of all processes ([`mount_facts`]).
 //! Unmounting is based on the records, because a container may be about to start. Removal and the
 //! start of the driver are based on the facts.
 //!

@@ -8,7 +8,7 @@
 //!
 //! - `side`: the inodes of a state by common number, and their places.
 //! - `places`: the names of each inode, such that they form a tree.
-//! - [`same`]: inodes that are one although their numbers differ.
+//! - [`inode_classes`]: inodes that are one although their numbers differ.
 //! - `scope`: the inodes at or below given paths.
 //! - `inodes`: content and attributes.
 //! - [`text`]: three-way merge of lines.
