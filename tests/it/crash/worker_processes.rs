@@ -78,7 +78,7 @@ impl WorkerProcesses {
             let mut command =
                 Command::new(std::env::current_exe().expect("the path of this binary is known"));
             command.args([
-                "crash::crew::one_of_the_crew",
+                "crash::worker_processes::one_of_the_crew",
                 "--exact",
                 "--nocapture",
                 "--test-threads=1",
