@@ -109,7 +109,8 @@ pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
     }
 }
 
-/// Writes the frame of an answer: the JSON of [`AnswerFrame`], without building a long answer in memory.
+/// Writes the frame of an answer: the JSON of [`AnswerFrame`], without building a long answer in
+/// memory.
 pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
     write!(out, "{{\"version\":{PROTOCOL},\"result\":{{\"ok\":")?;
     answer.write(&mut out)?;

@@ -128,9 +128,9 @@ impl ServerHandle {
     }
 }
 
-/// Serves `answerer` on `listener` from new threads until [`ServerHandle::end`], and returns at once.
-/// `leave` is called after the answer to an `unmount` that ends the daemon although the mount is in
-/// use. `tree` is the source of the mount. `idle` threads, at least 1, stay waiting for
+/// Serves `answerer` on `listener` from new threads until [`ServerHandle::end`], and returns at
+/// once. `leave` is called after the answer to an `unmount` that ends the daemon although the mount
+/// is in use. `tree` is the source of the mount. `idle` threads, at least 1, stay waiting for
 /// connections.
 pub fn serve(
     listener: UnixListener,

@@ -395,8 +395,8 @@ impl StoreCheck {
         }
     }
 
-    /// Makes the repairs that are safe: damaged objects are set aside, nothing is destroyed. Returns
-    /// a line for each repair that was made or failed.
+    /// Makes the repairs that are safe: damaged objects are set aside, nothing is destroyed.
+    /// Returns a line for each repair that was made or failed.
     ///
     /// # Errors
     /// In words for a person; what was done before stays done.

@@ -77,7 +77,8 @@ impl StateComparer {
         kept.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
     }
 
-    /// As [`StateComparer::checkpoint_id`], for verbs that change or delete: rejects a prefix of a tag.
+    /// As [`StateComparer::checkpoint_id`], for verbs that change or delete: rejects a prefix of a
+    /// tag.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
         match self.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
@@ -137,8 +138,8 @@ impl StateComparer {
         Ok(touched)
     }
 
-    /// As [`StateComparer::compare`] with known records between the states. `present` reads the live tree;
-    /// `times`: a different mtime counts as a difference.
+    /// As [`StateComparer::compare`] with known records between the states. `present` reads the
+    /// live tree; `times`: a different mtime counts as a difference.
     pub(super) fn compare_touched(
         &self,
         present: &dyn LiveTree,

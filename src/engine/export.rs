@@ -198,7 +198,8 @@ impl ExportJob {
         self.from.or(self.since.as_ref().map(|(since, _)| *since))
     }
 
-    /// Returns the extent to which an inode is sent. `was_here`: it had its path in [`ExportJob::since`].
+    /// Returns the extent to which an inode is sent. `was_here`: it had its path in
+    /// [`ExportJob::since`].
     fn how(&self, child: Child, was_here: bool) -> ExportExtent {
         match &self.since {
             Some((_, touched))

@@ -138,8 +138,9 @@ impl RequestExecutor {
         self.serve(kind, move |server| reply.answer(handler(&*server.service)));
     }
 
-    /// As [`RequestExecutor::answer`], for requests that may have to wait for another user's process, or
-    /// may take long before their first change. A first attempt determines whether they do.
+    /// As [`RequestExecutor::answer`], for requests that may have to wait for another user's
+    /// process, or may take long before their first change. A first attempt determines whether they
+    /// do.
     pub fn patiently<T>(
         &self,
         kind: Kind,
@@ -173,8 +174,8 @@ impl RequestExecutor {
         }
     }
 
-    /// As [`RequestExecutor::answer`], for a change below `parent`, which may have to wait for other
-    /// requests.
+    /// As [`RequestExecutor::answer`], for a change below `parent`, which may have to wait for
+    /// other requests.
     pub fn change<T>(
         &self,
         kind: Kind,

@@ -106,8 +106,8 @@ pub trait LiveTree: Send + Sync {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
-    /// Returns the ctime of a file opened by [`LiveTree::open`]. For a copy of a file in the base of
-    /// a branch, it is the ctime in the base.
+    /// Returns the ctime of a file opened by [`LiveTree::open`]. For a copy of a file in the base
+    /// of a branch, it is the ctime in the base.
     fn ctime_of(&self, _node: &Arc<Trail>, file: &File) -> SysResult<Time> {
         Ok(crate::sys::stat_fd(file)?.ctime)
     }

@@ -152,9 +152,9 @@ impl UnrecordedCheck<'_> {
     }
 
     /// Whether the inode with a name recorded in `epoch` is a different one than at checkpoint
-    /// `id`, as for [`UnrecordedCheck::is_another`]. If so, returns the epoch in which that was found; all
-    /// names of the removed inode were recorded then. An epoch with a name of a directory also has
-    /// its attributes.
+    /// `id`, as for [`UnrecordedCheck::is_another`]. If so, returns the epoch in which that was
+    /// found; all names of the removed inode were recorded then. An epoch with a name of a
+    /// directory also has its attributes.
     pub(super) fn of_another(
         &self,
         dir: Slot,

@@ -266,8 +266,8 @@ impl Timeline {
     /// an inode in the live tree.
     ///
     /// The same two conditions must hold as in [`Timeline::narrow`]. A time of birth in the future,
-    /// or a checkpoint made after the clock was set back, proves nothing; neither does a deletion that
-    /// is not on the disk.
+    /// or a checkpoint made after the clock was set back, proves nothing; neither does a deletion
+    /// that is not on the disk.
     ///
     /// No checkpoint may be made until the inode is changed.
     ///

@@ -330,8 +330,9 @@ impl Drop for Ended<'_> {
 }
 
 impl IdleThread {
-    /// Starts the thread, which has work at once. `work` runs while [`IdleThread::wait`] returns `true`,
-    /// and returns whether it may be started again. `of` returns the `IdleThread` in `holder`.
+    /// Starts the thread, which has work at once. `work` runs while [`IdleThread::wait`] returns
+    /// `true`, and returns whether it may be started again. `of` returns the `IdleThread` in
+    /// `holder`.
     ///
     /// # Errors
     /// Those of starting a thread.

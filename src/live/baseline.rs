@@ -565,7 +565,8 @@ impl BaselineDiff<'_> {
         Ok(())
     }
 
-    /// Returns the state of a file's content: with an object if a clone was kept, without otherwise.
+    /// Returns the state of a file's content: with an object if a clone was kept, without
+    /// otherwise.
     fn content(&self, node: &BaselineNode) -> DataState {
         let data = |object| DataState {
             object,

@@ -247,8 +247,8 @@ impl BranchState {
         marks.own.insert(mark.slot, own);
     }
 
-    /// As [`BranchState::note_own`], for a mark found when the branch is opened. Root may have copied
-    /// the attribute. A mark that cannot be of the base, or that another inode also has, is
+    /// As [`BranchState::note_own`], for a mark found when the branch is opened. Root may have
+    /// copied the attribute. A mark that cannot be of the base, or that another inode also has, is
     /// ignored: the inode counts as created in the branch.
     pub(super) fn note_marked(&self, ino: u64, kind: Kind, mark: OriginMark, left: Option<u32>) {
         let is_of_base = mark.slot.0 >> LEVEL_SHIFT < self.base.level

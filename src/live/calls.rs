@@ -40,7 +40,8 @@ pub struct BlockingCalls {
 #[derive(Default)]
 pub(super) struct BlockingCall {
     given_up: AtomicBool,
-    /// A [`StallWatch`] decides when to abandon the call: while it makes progress, others wait for it.
+    /// A [`StallWatch`] decides when to abandon the call: while it makes progress, others wait for
+    /// it.
     paced: AtomicBool,
     /// A holder of the freeze lock changed the content of the file, so a concurrent capture is
     /// invalid.
@@ -255,8 +256,8 @@ impl BlockingCalls {
         *self.in_the_way.lock()
     }
 
-    /// Waits, without locks, for the end of the call on [`BlockingCalls::in_the_way`]. Returns whether a
-    /// retry can succeed.
+    /// Waits, without locks, for the end of the call on [`BlockingCalls::in_the_way`]. Returns
+    /// whether a retry can succeed.
     pub fn await_way(&self) -> bool {
         let (began, slot) = (Instant::now(), self.in_the_way());
         while slot.is_some_and(|slot| self.is_claimed(slot)) && began.elapsed() < WAY_WAIT_MAX {

@@ -13,9 +13,9 @@
 //!   not change, because a writer must capture it first. The file was not open for writing, so the
 //!   capture is still valid when the locks are acquired again. Large files are captured in the same
 //!   way, because copying or writeback takes long.
-//! - **A change** is preceded by a probe ([`LockWaits::probe`]): a call on another thread that acquires
-//!   the inode lock and changes nothing. After [`WAIT_MAX`] the change fails with EBUSY and has no
-//!   effect.
+//! - **A change** is preceded by a probe ([`LockWaits::probe`]): a call on another thread that
+//!   acquires the inode lock and changes nothing. After [`WAIT_MAX`] the change fails with EBUSY
+//!   and has no effect.
 //! - **The cut**, in which all files must represent one instant, also runs on another thread. It is
 //!   abandoned after it has waited for [`WAIT_MAX`].
 //!

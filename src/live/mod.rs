@@ -14,21 +14,21 @@
 //! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of
 //!    hot files; and the leaves, which say so.
 //!
-//! **Who asks.** A [`ChangeCtx`] is made where a request or a verb begins, and is passed down to what
-//! changes something and to what records it: for whom that is, and what must be waited for.
+//! **Who asks.** A [`ChangeCtx`] is made where a request or a verb begins, and is passed down to
+//! what changes something and to what records it: for whom that is, and what must be waited for.
 //!
 //! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its
 //! state to itself, and knows only those before it:
 //! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are
 //!   open or hot, calls under way, what a worker leaves to the next;
 //! - what each change needs to keep the past (`past`): an inode is found ([`Inodes`]) and captured
-//!   (`Captures`), nobody is waited for with a lock held ([`LockWaits`]), what must be on the disk first
-//!   is ([`Durability`]), and it is known who asks ([`WriterTable`]);
+//!   (`Captures`), nobody is waited for with a lock held ([`LockWaits`]), what must be on the disk
+//!   first is ([`Durability`]), and it is known who asks ([`WriterTable`]);
 //! - the changes: of attributes ([`Attrs`]), of names ([`Removal`], [`Names`]), of content
 //!   ([`Files`]), and a restore's ([`Staging`], [`Swaps`]);
 //! - the checkpoint's: [`Settling`], [`MappedWatch`], [`Cuts`];
-//! - an absence: what is kept for it ([`SavedContent`]), what it changed ([`BaselineUpdate`]), and what is done
-//!   ahead ([`AbsencePrep`]);
+//! - an absence: what is kept for it ([`SavedContent`]), what it changed ([`BaselineUpdate`]), and
+//!   what is done ahead ([`AbsencePrep`]);
 //! - what is done when the machine has nothing else to do ([`OnlineDedup`], [`Sealer`]);
 //! - after a crash: [`Recovery`], and [`Adoption`] by the next worker.
 

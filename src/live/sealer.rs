@@ -4,9 +4,9 @@
 //! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes
 //! its I/O idle too where the I/O scheduler knows classes), reads at most [`HASH_BYTES_PER_S`],
 //! some hundred kilobytes at once, and leaves nothing in the page cache. Of a large file it reads
-//! what is not where the version before has it ([`BlockHashCache`]). What it found is in the journal
-//! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an
-//! object that was half read is read again.
+//! what is not where the version before has it ([`BlockHashCache`]). What it found is in the
+//! journal (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it
+//! was; an object that was half read is read again.
 //!
 //! Only objects of closed epochs are hashed: those of the open one can still be taken back. One
 //! whose content another has shares it then (module `share`).

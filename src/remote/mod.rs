@@ -2,9 +2,10 @@
 //! ([`restic`]), or as images in a registry ([`oci`]).
 //!
 //! This layer does not communicate with a daemon: pushed data comes from a
-//! [`PartSource`](crate::transfer::PartSource), and pulled data goes to a [`Sink`](crate::transfer::Sink) or a
-//! directory. A server may be hostile: names are checked like those of any foreign tree, nothing is
-//! followed or executed, and its messages are displayed escaped.
+//! [`PartSource`](crate::transfer::PartSource), and pulled data goes to a
+//! [`Sink`](crate::transfer::Sink) or a directory. A server may be hostile: names are checked like
+//! those of any foreign tree, nothing is followed or executed, and its messages are displayed
+//! escaped.
 
 mod http;
 pub mod limits;

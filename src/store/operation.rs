@@ -66,8 +66,9 @@ pub enum OperationEffect {
     },
 }
 
-/// [`Operation::undoes`] of a deletion by a retention rule. Operation 0 does not exist, so [`UndoStacks`]
-/// ignores the deletion: `undo`, `redo` and `undo --to` skip it, and it does not end the redo line.
+/// [`Operation::undoes`] of a deletion by a retention rule. Operation 0 does not exist, so
+/// [`UndoStacks`] ignores the deletion: `undo`, `redo` and `undo --to` skip it, and it does not end
+/// the redo line.
 pub const BY_RULE: Option<u64> = Some(0);
 
 /// The change of a checkpoint's tags.

@@ -2,8 +2,8 @@
 //!
 //! Every call of this layer that can fail, and every call that the store makes directly, calls
 //! [`check`] first. In a release build it is an empty function, and the rest of this module is not
-//! compiled. In a debug build a [`FaultPlan`] can be armed for one thread or for the whole process. A
-//! process without a plan pays for reading one thread-local and one atomic.
+//! compiled. In a debug build a [`FaultPlan`] can be armed for one thread or for the whole process.
+//! A process without a plan pays for reading one thread-local and one atomic.
 //!
 //! **Locking.** None, because callers may hold any lock.
 

@@ -81,8 +81,8 @@ impl InodeCreator {
         self.cloned.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As [`InodeCreator::fill`], ignoring known contents; `whole` is the content of `from` if it was
-    /// read.
+    /// As [`InodeCreator::fill`], ignoring known contents; `whole` is the content of `from` if it
+    /// was read.
     ///
     /// # Errors
     /// Those of reading and writing.

@@ -1,9 +1,9 @@
 //! Trees outside any mount: created from an [export](crate::engine::export), compared with one,
 //! marked, or written as a tar stream.
 //!
-//! Nothing here contacts a daemon: the parts come from a [`PartSource`]. All work runs with the caller's
-//! rights, below descriptors of the destination, and follows no symbolic link. A path that fails is
-//! reported at the end and does not stop the rest.
+//! Nothing here contacts a daemon: the parts come from a [`PartSource`]. All work runs with the
+//! caller's rights, below descriptors of the destination, and follows no symbolic link. A path that
+//! fails is reported at the end and does not stop the rest.
 //!
 //! **Order.** An inode gets its attributes after its content, a directory after everything below
 //! it, deepest first. The [`mark`] records that the copy is complete after all that.

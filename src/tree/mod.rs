@@ -8,8 +8,8 @@
 //! independent parts of a plan.
 //!
 //! - [`Tree`]: one state of a tree.
-//! - [`states::PlanBuilder`]: two states, with a bound on their differences; the walk along these makes
-//!   a [`plan::TreePlan`].
+//! - [`states::PlanBuilder`]: two states, with a bound on their differences; the walk along these
+//!   makes a [`plan::TreePlan`].
 //! - [`pair::plan`]: plans for any two trees, by full comparison or by the records between them.
 //! - [`merge::merge`]: three-way merge; the outcome is again a tree (ADR 31).
 //! - [`apply::apply`]: executes a plan on an [`apply::Sink`].

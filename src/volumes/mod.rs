@@ -13,13 +13,14 @@
 //! ```
 //!
 //! **Verbs are not reimplemented.** Mount, unmount and fork call the functions of these verbs,
-//! which the command line provides ([`VerbRunner`]). A volume is therefore served like any directory, by
-//! a holder and a daemon that are independent of the driver and outlive it (docs/adr/0009).
+//! which the command line provides ([`VerbRunner`]). A volume is therefore served like any
+//! directory, by a holder and a daemon that are independent of the driver and outlive it
+//! (docs/adr/0009).
 //!
 //! **Facts and records.** The mounts requested by an engine are recorded as a set. Whether a volume
-//! is really in use is determined from the kernel's mount tables of all processes ([`mount_facts`]).
-//! Unmounting is based on the records, because a container may be about to start. Removal and the
-//! start of the driver are based on the facts.
+//! is really in use is determined from the kernel's mount tables of all processes
+//! ([`mount_facts`]). Unmounting is based on the records, because a container may be about to
+//! start. Removal and the start of the driver are based on the facts.
 //!
 //! **Locking.** One flock(2) per volume, held for every change. Two are held only to create a
 //! volume from another one, the new one first: its name is not in use yet. No locks in memory.

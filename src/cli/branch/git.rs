@@ -42,8 +42,8 @@ const INDEX: &[u8] = b"index";
 /// Prefix of the parts of a split index (`core.splitIndex`).
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 
-/// An entry for a branch that is about to be made. Removed on drop, unless [`WorktreeEntry::finish`]
-/// succeeded.
+/// An entry for a branch that is about to be made. Removed on drop, unless
+/// [`WorktreeEntry::finish`] succeeded.
 #[derive(Debug)]
 pub struct WorktreeEntry {
     repository: Repository,

@@ -1,7 +1,8 @@
 //! `ckptfs browse`: a full-screen browser of the history.
 //!
 //! Reads use the same code as the other verbs ([`history`]). Modifications run this program with
-//! the verb that a user would type ([`cli_command`]), so both behave identically, and display its output.
+//! the verb that a user would type ([`cli_command`]), so both behave identically, and display its
+//! output.
 
 mod app;
 mod cli_command;

@@ -189,8 +189,9 @@ impl HolderConnection {
         sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
     }
 
-    /// As [`HolderConnection::mounted`], for a branch, without an acknowledgement: the holder reads all
-    /// messages before it detects the death of this process. Without a holder this has no effect.
+    /// As [`HolderConnection::mounted`], for a branch, without an acknowledgement: the holder reads
+    /// all messages before it detects the death of this process. Without a holder this has no
+    /// effect.
     pub fn branch_mounted(
         &self,
         id: StoreId,

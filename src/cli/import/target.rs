@@ -273,8 +273,8 @@ impl Target {
         Ok(())
     }
 
-    /// Returns a writer into the served tree, and its stage, of which [`DaemonStage::failed`] returns
-    /// the error.
+    /// Returns a writer into the served tree, and its stage, of which [`DaemonStage::failed`]
+    /// returns the error.
     pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<DaemonStage>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;

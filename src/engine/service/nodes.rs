@@ -149,7 +149,8 @@ impl Engine {
         }
     }
 
-    /// Returns names of a live directory, with `.snapshots` after those of the root if it is visible.
+    /// Returns names of a live directory, with `.snapshots` after those of the root if it is
+    /// visible.
     pub(super) fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
         if offset == AFTER_SNAPDIR {
             return Ok(Names {

@@ -31,8 +31,8 @@ pub enum ContentLocation {
 }
 
 impl View<'_> {
-    /// Returns the current location of the content of a regular file. [`ContentLocation::Live`] is valid
-    /// only until the file changes.
+    /// Returns the current location of the content of a regular file. [`ContentLocation::Live`] is
+    /// valid only until the file changes.
     ///
     /// # Errors
     /// EIO if the record is damaged.

@@ -31,8 +31,8 @@
 //! bytes`; 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted
 //! `int at_ns`; 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Hashes `uint
 //! epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash), bool whole`; 14 Pinned
-//! `uint id, option text reason`; 15 Hidden `uint id, bool hidden`; 16 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process,
-//! option uint undoes, deed`, where
+//! `uint id, option text reason`; 15 Hidden `uint id, bool hidden`; 16 Operation `uint number, int
+//! at_ns, uint uid, uint gid, uint pid, text process, option uint undoes, deed`, where
 //! ```text
 //! deed      u8 tag: 0 Made     uint id
 //!                   1 Restored uint target, uint guard, list bytes paths

@@ -1,6 +1,6 @@
-//! The name of a tree's snapshot directory. A tree may have an entry with the usual name, such as the
-//! snapshots of another tool; a mount can then choose another. The name is in a file of the store, where
-//! the next mount and the commands find it.
+//! The name of a tree's snapshot directory. A tree may have an entry with the usual name, such as
+//! the snapshots of another tool; a mount can then choose another. The name is in a file of the
+//! store, where the next mount and the commands find it.
 
 use std::os::fd::AsFd;
 

@@ -200,8 +200,8 @@ pub fn merge<'a, T: Tree>(
     merge_since(None, base, ours, theirs, how)
 }
 
-/// As [`merge`], with records ([`MergeOptions::along`]) made since `origin`, where the base is a later
-/// state. A directory that `origin` lacks is compared completely, because the names of a new
+/// As [`merge`], with records ([`MergeOptions::along`]) made since `origin`, where the base is a
+/// later state. A directory that `origin` lacks is compared completely, because the names of a new
 /// directory are not recorded.
 ///
 /// # Errors

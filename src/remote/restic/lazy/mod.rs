@@ -1,11 +1,11 @@
 //! A tree whose content is fetched from a repository when it is opened: the base of a tree mounted
 //! from a remote (docs/adr/0037-a-remote-as-base.md).
 //!
-//! Names and attributes were read when the tree was created ([`SnapshotTree`]) and never change. A separate
-//! thread fetches each file as a whole into the store ([`ContentCache`]), once for any number of openers.
-//! They wait without locks as long as data arrives. After some seconds without data the open fails
-//! with EIO, and the process that reads the remote (`reader`) is replaced. The remote then counts
-//! as away for a while, and files that are not local fail at once.
+//! Names and attributes were read when the tree was created ([`SnapshotTree`]) and never change. A
+//! separate thread fetches each file as a whole into the store ([`ContentCache`]), once for any
+//! number of openers. They wait without locks as long as data arrives. After some seconds without
+//! data the open fails with EIO, and the process that reads the remote (`reader`) is replaced. The
+//! remote then counts as away for a while, and files that are not local fail at once.
 //!
 //! When no other file is being fetched, the remaining files are, in the order in which they were
 //! packed.

@@ -135,8 +135,8 @@ impl Source {
         Ok((started, true))
     }
 
-    /// Stops using the process, which does not answer or has nothing left to fetch. It is killed when
-    /// the last fetch from it has ended.
+    /// Stops using the process, which does not answer or has nothing left to fetch. It is killed
+    /// when the last fetch from it has ended.
     pub fn forget(&self) {
         let process = self.current.lock().process.take();
         drop(process);
