@@ -1,4 +1,4 @@
-//! Output of `verify` and `fsck`.
+//! Output of `verify`.
 
 use serde::Serialize;
 

@@ -71,6 +71,8 @@ const VERBS: &[(&str, &str, &str)] = &[
     ("ls", "show", "show ID:DIR"),
     ("stat", "show", "show -l ID:PATH"),
     ("untag", "tag", "tag -d TAG"),
+    ("rename", "tag", "tag -m OLD NEW"),
+    ("csi", "serve", "serve csi"),
     ("unpin", "pin", "pin -d ID"),
     ("check", "verify", "verify"),
     ("version", "", "--version"),

@@ -39,7 +39,6 @@ mod findings;
 mod foreign_verbs;
 mod fork;
 mod freeing;
-mod fsck;
 mod gc;
 mod git_guard;
 mod graph;

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::changes_by_process;
 use super::context::Context;
-use super::error::Outcome;
+use super::error::{Outcome, hinted};
 use super::output::{Out, Role};
 use super::{locate, past, size, time};
 use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
@@ -47,6 +47,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         }
         checkpoint => checkpoint?,
     };
+    if args.long || args.nul {
+        let hint = format!("ckptfs show -l {}:PATH", checkpoint.id);
+        return Err(hinted(
+            Code::Usage,
+            "--long and -z list a path in a checkpoint",
+            hint,
+        )
+        .into());
+    }
     context
         .out
         .answer(&checkpoint, |out| print(out, &checkpoint))
@@ -68,8 +77,6 @@ fn print_past(args: &Args, context: &mut Context) -> Outcome {
 /// Describes the reason for a checkpoint.
 pub fn reason(checkpoint: &CheckpointInfo) -> String {
     match &checkpoint.reason {
-        // The base of a branch.
-        Reason::Directory { name } if name.contains('/') => format!("mkdir {name}"),
         Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
         Reason::Auto { trigger } => format!("auto:{}", trigger.name()),
         Reason::Asked => "asked for".to_owned(),

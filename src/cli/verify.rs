@@ -1,13 +1,15 @@
 //! `ckptfs verify`.
 
+use std::path::Path;
+
 use super::context::Context;
-use super::error;
-use super::error::{Failure, Outcome};
-use super::locate::{self, TreeLocation};
+use super::error::{self, Failure, Outcome, hinted};
+use super::findings;
+use super::locate::{self, ServedTree, TreeLocation};
 use super::progress::Bar;
-use super::{findings, fsck};
-use crate::engine::api::{StateName, VerbResult, Verified, VerifyOptions};
+use crate::engine::api::{Code, StateName, VerbResult, Verified, VerifyOptions};
 use crate::engine::check::{CheckOptions, StoreCheck};
+use crate::engine::display::word;
 use crate::sys;
 
 /// Look for damage in the history: check the journal, the index, and that every version is there;
@@ -38,60 +40,91 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if let Some(remote) = &args.remote {
         return super::remote::maintenance::verify(remote, args.deep, context);
     }
-    if args.repair {
-        return fsck::run(args.deep, args.dry_run, context);
+    match locate::locate(locate::start(context.dir())?)? {
+        TreeLocation::Served(served) if args.repair => {
+            let root = served.root.display();
+            let hint = format!(
+                "verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {}",
+                word(&root)
+            );
+            Err(hinted(Code::InUse, format!("{root} is mounted"), hint).into())
+        }
+        TreeLocation::Served(served) => mounted(served, args, context),
+        TreeLocation::Store { root, .. } => unmounted(&root, args, context),
+        other => Err(locate::not_served(&other).into()),
     }
-    let state = args.id.map(StateName);
-    let what = if args.deep {
+}
+
+fn bar(args: &Args, context: &Context) -> Bar {
+    let text = if args.deep {
         "reading every version"
     } else {
         "looking at every version"
     };
-    let bar = Bar::start(&context.out, what, args.deep);
-    let mut unmounted = false;
-    let found = match locate::locate(locate::start(context.dir())?)? {
-        TreeLocation::Served(mut served) => {
-            let mut options = VerifyOptions {
-                state,
-                deep: args.deep,
-                run: None,
-            };
-            whole(&bar, || {
-                let part = served.client.ask(options.clone())?;
-                options.run = Some(part.run);
-                Ok(part)
-            })?
-        }
-        TreeLocation::Store { root, .. } => {
-            unmounted = true;
-            let root =
-                sys::open_root(&root).map_err(|cause| error::io_error(root.display(), cause))?;
-            let mut check = StoreCheck::begin(
-                root,
-                &CheckOptions {
-                    state,
-                    deep: args.deep,
-                    strays: true,
-                },
-            )?;
-            whole(&bar, || Ok(check.step()))?
-        }
-        other => return Err(locate::not_served(&other).into()),
+    Bar::start(&context.out, text, args.deep)
+}
+
+fn mounted(mut served: ServedTree, args: Args, context: &mut Context) -> Outcome {
+    let bar = bar(&args, context);
+    let mut options = VerifyOptions {
+        state: args.id.map(StateName),
+        deep: args.deep,
+        run: None,
     };
+    let found = whole(&bar, || {
+        let part = served.client.ask(options.clone())?;
+        options.run = Some(part.run);
+        Ok(part)
+    })?;
     bar.stop();
     findings::print(&found, args.deep, &[], context)?;
-    if found.findings.is_empty() {
-        return Ok(());
+    damage_if(!found.findings.is_empty())
+}
+
+/// Checks the store of a directory that is not mounted, files that no record names included, and
+/// repairs it on request.
+fn unmounted(root: &Path, args: Args, context: &mut Context) -> Outcome {
+    let bar = bar(&args, context);
+    let root = sys::open_root(root).map_err(|cause| error::io_error(root.display(), cause))?;
+    let mut check = StoreCheck::begin(
+        root,
+        &CheckOptions {
+            state: args.id.map(StateName),
+            deep: args.deep,
+            strays: true,
+        },
+    )?;
+    let found = whole(&bar, || Ok(check.step()))?;
+    bar.stop();
+    let repairable = || found.findings.iter().filter(|one| one.repair.is_some());
+    let repaired = match (args.repair, args.dry_run) {
+        (false, _) => Vec::new(),
+        (true, false) => check.repair()?,
+        (true, true) => repairable()
+            .filter_map(|one| Some(format!("would {}: {}", one.repair.as_ref()?, one.on)))
+            .collect(),
+    };
+    findings::print(&found, args.deep, &repaired, context)?;
+    if !args.repair && repairable().next().is_some() {
+        context
+            .out
+            .talk("to list the repairs: ckptfs verify --repair --dry-run");
     }
-    if unmounted
-        && found
+    let repairs = args.repair && !args.dry_run;
+    damage_if(
+        found
             .findings
             .iter()
-            .any(|finding| finding.repair.is_some())
-    {
-        context.out.talk("to repair what can be repaired: ckptfs verify --repair; to list the repairs: ckptfs verify --repair --dry-run");
+            .any(|one| !repairs || one.repair.is_none()),
+    )
+}
+
+fn damage_if(damaged: bool) -> Outcome {
+    if damaged {
+        Err(Failure::Damage)
+    } else {
+        Ok(())
     }
-    Err(Failure::Damage)
 }
 
 /// Requests one part after the other, and joins the findings.

@@ -500,7 +500,7 @@ pub struct Damage {
     pub checkpoints: Vec<CheckpointId>,
     /// Description.
     pub detail: String,
-    /// The repair that `fsck --repair` does or did; absent if no repair is possible.
+    /// The repair that `verify --repair` does or did; absent if no repair is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<String>,
 }

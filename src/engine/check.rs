@@ -1,4 +1,4 @@
-//! `verify` and `fsck`: the check of a store (`store::check`), while the tree is served and
+//! `verify`: the check of a store (`store::check`), while the tree is served and
 //! offline.
 //!
 //! A served tree is verified in slices: the client repeats the request for the next part. No thread
@@ -25,8 +25,6 @@ use crate::store::layout::{Layout, has_origin};
 use crate::store::record::ObjectHash;
 use crate::store::{Store, StoreError, check_end, may_lack_index};
 
-/// Message of [`StoreCheck::repair`] for a rebuilt index.
-pub const INDEX_MADE: &str = "the index was made from the journal";
 /// Limit of findings per part.
 const PART_FINDINGS_MAX: usize = 1000;
 /// Time from the record of a move to the move.
@@ -44,7 +42,7 @@ fn torn(end: Address) -> Finding {
     )
 }
 
-/// Returns the repair of `fsck --repair` for a kind of damage.
+/// Returns the repair of `verify --repair` for a kind of damage.
 fn repair_of(finding: &Finding) -> Option<&'static str> {
     match finding.kind {
         DamageKind::IndexMissing => Some("make the index from the journal"),
@@ -455,7 +453,7 @@ impl StoreCheck {
                     .index
                     .flush_durable()
                     .map_err(|cause| unreadable(&cause))?;
-                said.push(INDEX_MADE.to_owned());
+                said.push("the index was made from the journal".to_owned());
             }
         }
         Ok(said)

@@ -217,8 +217,8 @@ impl Forger<'_> {
     }
 
     fn record(&mut self) -> Record {
-        match self.next(24) {
-            0..=8 | 18 => Record::Undo {
+        match self.next(23) {
+            0..=8 => Record::Undo {
                 epoch: Epoch(self.number(self.open)),
                 undo: self.undos(),
             },
@@ -285,7 +285,7 @@ impl Forger<'_> {
                 object: self.object(),
                 whiteout: self.next(2) == 0,
             },
-            19 => {
+            18 => {
                 let object = self.object();
                 Record::Hashes {
                     epoch: object.epoch,
@@ -297,7 +297,7 @@ impl Forger<'_> {
                     whole: self.next(2) == 0,
                 }
             }
-            20 => {
+            19 => {
                 let object = self.object();
                 let dropped = Dropped {
                     object,
@@ -311,8 +311,8 @@ impl Forger<'_> {
                     objects: vec![dropped],
                 }
             }
-            21 => self.operation(),
-            22 => Record::Mounted {
+            20 => self.operation(),
+            21 => Record::Mounted {
                 at_ns: i64::MAX,
                 stopped_ns: Some(i64::MIN),
             },

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::files::Views;
 use super::past::{PastNode, PastNodes};
 use super::request::{Listed, Names, NodeId};
-use super::snapdir::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
+use super::snapdir::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME, listed};
 use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
@@ -159,16 +159,9 @@ impl Snapdir {
     }
 
     fn list_zfs(&self, offset: u64) -> Names {
-        let listed = |name: &[u8], node: NodeId, kind: Kind, next: u64| Listed {
-            name: name.to_vec(),
-            node,
-            kind,
-            slot: node.0,
-            next,
-        };
         let all = [
-            listed(b".", ZFS, Kind::Dir, 1),
-            listed(b"..", NodeId(Slot::ROOT.0), Kind::Dir, 2),
+            listed(".", ZFS, Kind::Dir, 1),
+            listed("..", NodeId(Slot::ROOT.0), Kind::Dir, 2),
             listed(ZFS_LINK_NAME, ZFS_LINK, Kind::Symlink, 3),
         ];
         Names {

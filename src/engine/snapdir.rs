@@ -95,9 +95,9 @@ const AFTER_DOTS: u64 = 2;
 const LATEST: u64 = 1 << 61;
 const AFTER_TAGS: u64 = LATEST + (1 << 60) + 1;
 
-fn listed(name: String, node: NodeId, kind: Kind, next: u64) -> Listed {
+pub(super) fn listed(name: impl Into<Vec<u8>>, node: NodeId, kind: Kind, next: u64) -> Listed {
     Listed {
-        name: name.into_bytes(),
+        name: name.into(),
         node,
         kind,
         slot: node.0,

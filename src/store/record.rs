@@ -185,8 +185,7 @@ pub enum Reason {
     Asked,
     /// mkdir(2) of `.snapshots/NAME`; it is listed as a directory, so that rmdir(2) can delete it.
     Directory {
-        /// NAME, which is also a tag; or `.branches/NAME`: the base of a branch created by
-        /// mkdir(2), with no name in `.snapshots`.
+        /// NAME, which is also a tag.
         name: String,
     },
     /// The guard of a restore or merge: the state before it.

@@ -28,12 +28,11 @@ use crate::sys::{self, Kind, Stat};
 /// The first checkpoint of a store.
 const FIRST: CheckpointId = CheckpointId(1);
 
-/// Creates a branch. `reason`: that of its base checkpoint, if one is created.
+/// Creates a branch.
 pub(super) fn create(
     engine: &Engine,
     requester: &Requester,
     asked: &CreateBranch,
-    reason: Reason,
 ) -> VerbResult<BranchInfo> {
     let CreateBranch { name, path, .. } = asked;
     let _claim = claim(engine, name)?;
@@ -72,7 +71,7 @@ pub(super) fn create(
     let (root, like) = new_dir(engine, requester, asked)?;
     entry.base = match given {
         Some(base) => base,
-        None => checkpoint(engine, requester, name, reason)?,
+        None => checkpoint(engine, requester, name)?,
     };
     hold(engine, &entry)?;
     let made = fresh::make(engine, requester.by(), &entry, &root, &like).and_then(|branch| {
@@ -190,19 +189,14 @@ fn new_dir(
     Ok((root, like))
 }
 
-fn checkpoint(
-    engine: &Engine,
-    requester: &Requester,
-    name: &str,
-    reason: Reason,
-) -> VerbResult<CheckpointId> {
+fn checkpoint(engine: &Engine, requester: &Requester, name: &str) -> VerbResult<CheckpointId> {
     let options = CheckpointOptions {
         note: base_note(name),
         ..CheckpointOptions::default()
     };
     let made = engine
         .checkpoints
-        .checkpoint_with_hooks(requester.by(), &options, reason)?;
+        .checkpoint_with_hooks(requester.by(), &options, Reason::Asked)?;
     Ok(made.id)
 }
 

@@ -14,7 +14,6 @@ use crate::engine::verb::Verb;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::BranchEntry;
 use crate::store::layout::merges::MergeInto;
-use crate::store::record::Reason;
 
 /// Creates a branch and mounts it. On return the branch survives `kill -9`. It is synced in the
 /// background, before its first change.
@@ -111,7 +110,7 @@ impl Verb for CreateBranch {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
-        let created = create::create(engine, requester, &self, Reason::Asked);
+        let created = create::create(engine, requester, &self);
         engine.snapdir.snapdir_changed();
         created
     }

@@ -62,7 +62,7 @@ pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     match clone_file(src, &dst) {
         Ok(()) => Ok(dst),
         Err(errno) => {
-            // The caller needs the first error; fsck finds an empty file that remains.
+            // The caller needs the first error; `verify` finds an empty file that remains.
             let _ = unlink_at(&dir, name);
             Err(errno)
         }

@@ -128,7 +128,7 @@ pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     })
     .and_then(|()| open_file_at(&dir, name, Access::READ_WRITE));
     if opened.is_err() {
-        // The caller needs the first error; fsck finds a clone that remains.
+        // The caller needs the first error; `verify` finds a clone that remains.
         let _ = unlink_at(&dir, name);
     }
     opened

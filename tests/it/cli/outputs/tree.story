@@ -96,7 +96,7 @@ $ ckptfs checkpoint -t v2 -m 'third'
 = show a.txt
 + show -l 1:a.txt
 = show -l v2:link
-= show -l 1
++ show -l 1
 
 # Names, pins, deletion.
 + tag
