@@ -47,7 +47,7 @@ impl ServedTree {
             error(
                 Code::NotMounted,
                 format!(
-                    "{} is a daemon is running, but its mount is not visible from here",
+                    "a daemon serves {}, but its mount is not visible from here",
                     self.root.display()
                 ),
             )
