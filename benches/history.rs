@@ -11,18 +11,17 @@ use std::fs::File;
 use std::hint::black_box;
 use std::sync::Arc;
 
-use ckptfs::internals::history::attribution::Author;
-use ckptfs::internals::history::present::{LiveTree, Trail};
-use ckptfs::internals::history::state::TreeState;
-use ckptfs::internals::history::timeline::Timeline;
-use ckptfs::internals::history::view::View;
-use ckptfs::internals::store::ids::{CheckpointId, Epoch, Name, Slot};
-use ckptfs::internals::store::record::{
-    AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo,
-};
-use ckptfs::internals::sys::{Errno, Kind, SysResult, Xattrs};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
+use ckptfs_api::Reason;
+use ckptfs_core::history::attribution::Author;
+use ckptfs_core::history::present::{LiveTree, Trail};
+use ckptfs_core::history::state::TreeState;
+use ckptfs_core::history::timeline::Timeline;
+use ckptfs_core::history::view::View;
+use ckptfs_store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs_store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Record, Undo};
+use ckptfs_sys::{Errno, Kind, SysResult, Xattrs};
 use empty::store;
 
 /// Records encoded or decoded per iteration.

@@ -8,12 +8,13 @@ mod empty;
 
 use std::hint::black_box;
 
-use ckptfs::internals::store::ids::{CheckpointId, Epoch, Name, Slot};
-use ckptfs::internals::store::record::{Checkpoint, Child, Key, Place, Reason, Record, Undo};
-use ckptfs::internals::store::{Batch, Store};
-use ckptfs::internals::sys::Kind;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
+use ckptfs_api::Reason;
+use ckptfs_store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs_store::record::{Checkpoint, Child, Key, Place, Record, Undo};
+use ckptfs_store::{Batch, Store};
+use ckptfs_sys::Kind;
 use empty::store;
 
 /// Keys in the index during lookups.

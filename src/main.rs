@@ -1,5 +1,5 @@
 //! The `ckptfs` program, a wrapper around the library.
 
 fn main() -> std::process::ExitCode {
-    ckptfs::main()
+    ckptfs_cli::main()
 }

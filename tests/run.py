@@ -33,11 +33,11 @@ LOGS = os.path.join(ROOT, "target/test-logs")
 IS_ROOT = os.geteuid() == 0
 
 # The features of the released program.
-FEATURES = ["--features", "remote"]
+FEATURES = ["--workspace", "--features", "remote"]
 
 DOC = (
     "RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' "
-    "cargo doc --features remote --no-deps --lib --document-private-items"
+    "cargo doc --workspace --features remote --no-deps --lib --document-private-items"
 )
 CHECKS = {
     "deps": "tests/deps.sh",
@@ -45,9 +45,8 @@ CHECKS = {
     "suites": "tests/tools.sh test",
     "kubernetes": "tests/tools.sh kubernetes",
     "fmt": "cargo fmt --all --check",
-    "clippy": "cargo clippy --features remote --all-targets -- -D warnings"
-    " && cargo clippy --lib --no-default-features -- -D warnings"
-    " && cargo clippy --no-default-features --features fuse,cli -- -D warnings",
+    "clippy": "cargo clippy --workspace --features remote --all-targets -- -D warnings"
+    " && cargo clippy --no-default-features -- -D warnings",
     "doc": DOC,
     "macos": "tests/check-macos.sh",
     "deny": "tests/deny.sh",
@@ -75,20 +74,20 @@ NOT_IN_TEST = re.compile(
 
 # Directories -> modules that `ci` runs first when a commit of the last day touched them.
 TOUCHED = [
-    ("src/live", "mounted cut takeover integrity"),
+    ("src/core/live", "mounted cut takeover integrity"),
     ("src/store", "crash gc integrity"),
-    ("src/history", "mounted gc counts"),
-    ("src/engine/merge", "merge branch_model"),
-    ("src/engine/branches", "branch branch_model"),
-    ("src/engine/export", "export"),
-    ("src/engine/import", "import"),
-    ("src/engine", "mounted gc runs"),
+    ("src/core/history", "mounted gc counts"),
+    ("src/core/engine/merge", "merge branch_model"),
+    ("src/core/engine/branches", "branch branch_model"),
+    ("src/core/engine/export", "export"),
+    ("src/core/engine/import", "import"),
+    ("src/core/engine", "mounted gc runs"),
     ("src/fuse", "mounted posix"),
     ("src/cli/agent", "agents"),
     ("src/cli/mcp", "mcp"),
     ("src/cli", "cli who"),
     ("src/volumes", "volumes engine"),
-    ("src/csi", "csi cluster"),
+    ("src/volumes/csi", "csi cluster"),
     ("src/remote", "remote"),
     ("src/sys", "mounted faults"),
 ]
@@ -328,7 +327,7 @@ def test(run, step, program, names, threads, seconds):
     if os.environ.get("CKPTFS_LONG") == "1":
         arguments.append("--include-ignored")
     # An ordinary user builds, root runs: to mount an image needs root.
-    command = [program, *arguments] if IS_ROOT or step in ("unit", "tidy") else ["sudo", "-E", program, *arguments]
+    command = [program, *arguments] if IS_ROOT or step == "tidy" or step.startswith("unit-") else ["sudo", "-E", program, *arguments]
     status = limited(step, command, seconds, run_dir, progress.event, env)
     cleanup(run_dir)
     with open(skipped) as lines:
@@ -356,7 +355,9 @@ def tests(run, programs, wanted=None, short=False, limit=1800):
 
     def pure():
         if wanted is None or "unit" in wanted:
-            test(run, "unit", programs["ckptfs"], names_of(programs["ckptfs"]), THREADS, 900)
+            for name, program in sorted(programs.items()):
+                if name.startswith("ckptfs_"):
+                    test(run, name.replace("ckptfs_", "unit-"), program, names_of(program), THREADS, 900)
         if wanted is None or "tidy" in wanted:
             test(run, "tidy", programs["tidy"], names_of(programs["tidy"]), THREADS, 300)
 

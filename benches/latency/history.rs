@@ -3,14 +3,12 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use ckptfs::Client;
-use ckptfs::api::{
-    CheckpointOptions, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk,
-};
-
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 use crate::report::{Bound, Report};
 use crate::shared::stats::{Samples, ms};
+use ckptfs_api::{
+    CheckpointOptions, Client, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk,
+};
 
 const CHECKPOINTS: usize = 10_000;
 /// One checkpoint in this many has a tag.

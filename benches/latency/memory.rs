@@ -4,12 +4,10 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use ckptfs::Client;
-use ckptfs::api::{GetStats, Stats};
-
 use crate::common::command::{succeeds, tool};
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 use crate::report::{Bound, Report};
+use ckptfs_api::{Client, GetStats, Stats};
 
 const DIRS: usize = 250;
 const FILES_PER_DIR: usize = 1000;

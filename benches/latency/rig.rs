@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ckptfs::api::{CheckpointInfo, CheckpointOptions};
-use ckptfs::{Client, STORE_NAME};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::common::command::{succeeds, tool};
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 use crate::shared::tree::{self, TREE_SECONDS};
+use ckptfs_api::{CheckpointInfo, CheckpointOptions, Client, STORE_NAME};
 
 /// Regular files in the tree.
 pub const FILES: usize = 36_000;

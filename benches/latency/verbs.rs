@@ -4,12 +4,11 @@ use std::fs::{self, File, OpenOptions};
 use std::process::Stdio;
 use std::time::Duration;
 
-use ckptfs::api::{RestoreOptions, StateName};
-
 use crate::common::command::{succeeds, tool};
 use crate::report::{Bound, Report};
 use crate::rig::{Rig, make_checkpoint, write_stamp};
 use crate::shared::stats::{Samples, ms};
+use ckptfs_api::{RestoreOptions, StateName};
 
 /// Numbers of dirty files, and rounds per block for each.
 const DIRTY: [(usize, usize); 3] = [(1, 20), (60, 20), (10_000, 1)];

@@ -5,14 +5,13 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ckptfs::api::{CheckpointOptions, Delete, StateName};
-use ckptfs::{Client, STORE_NAME};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Serialize;
 
 use crate::common::mount::minor_of;
 use crate::common::{Image, Io, Mount, MountOpts};
 use crate::floor::Floor;
+use ckptfs_api::{CheckpointOptions, Client, Delete, STORE_NAME, StateName};
 
 /// A column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

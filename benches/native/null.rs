@@ -6,11 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ckptfs::internals::engine::counts::RequestCounts;
-use ckptfs::internals::engine::request::*;
-use ckptfs::internals::fuse::{MountConfig, Session, Xattrs};
-use ckptfs::internals::sys::{Errno, Kind, Stat, SysResult, Time};
 use parking_lot::Mutex;
+
+use ckptfs_core::engine::counts::RequestCounts;
+use ckptfs_core::engine::request::*;
+use ckptfs_fuse::{MountConfig, Session, Xattrs};
+use ckptfs_sys::{Errno, Kind, Stat, SysResult, Time};
 
 /// The argument that makes this program serve.
 pub const ARGUMENT: &str = "--serve-null";

@@ -4,8 +4,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ckptfs::Client;
-use ckptfs::api::{CheckpointOptions, Compare, Delete, RestoreOptions, StateName, VerbError};
 use serde::Serialize;
 
 use crate::common::Image;
@@ -13,6 +11,9 @@ use crate::lanes::{Column, Lane};
 use crate::shared::markdown;
 use crate::shared::stats::{Samples, ms};
 use crate::workload::{shell, timed};
+use ckptfs_api::{
+    CheckpointOptions, Client, Compare, Delete, RestoreOptions, StateName, VerbError,
+};
 
 /// The name for `--only`.
 pub const NAME: &str = "tree";

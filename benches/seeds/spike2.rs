@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::SystemTime;
 
-use ckptfs::api::{CheckpointOptions, RestoreOptions, StateName};
-
 use crate::common::Mount;
 use crate::common::command::succeeds;
 use crate::options::Seed;
@@ -15,6 +13,7 @@ use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
 use crate::world::{SECONDS, SeedEnv, client, cp, remove, rsync, spread, stamp, timed};
+use ckptfs_api::{CheckpointOptions, RestoreOptions, StateName};
 
 const CHECKPOINTS: &str = "Spike 2: a checkpoint of the tree";
 const RESTORES: &str = "Spike 2: restore to the checkpoint";

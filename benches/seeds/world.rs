@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use ckptfs::{Client, STORE_NAME};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::common::command::{succeeds, tool};
@@ -14,6 +13,7 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts};
 use crate::options::Options;
 use crate::shared::stats::Samples;
 use crate::shared::tree;
+use ckptfs_api::{Client, STORE_NAME};
 
 /// Files of Spike 2's tree.
 pub const FILES: usize = 36_076;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use ckptfs::internals::store::Store;
+use ckptfs_store::Store;
 
 pub fn store() -> (tempfile::TempDir, Store) {
     let base = std::env::var_os("CKPTFS_BENCH_DIR").unwrap_or_else(|| "/var/tmp".into());

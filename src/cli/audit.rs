@@ -6,7 +6,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
 use super::{locate, time};
-use crate::engine::api::{AuditEvent, AuditKind, ListAudit};
+use ckptfs_api::{AuditEvent, AuditKind, ListAudit};
 
 /// Lists checkpoints, restores, deletions, tags, pins and mounts, oldest first, with their authors.
 pub fn run(context: &mut Context) -> Outcome {

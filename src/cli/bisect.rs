@@ -14,10 +14,9 @@ use super::context::Context;
 use super::error::{ErrorContext, Failure, Outcome, error, hinted};
 use super::run::{execute, shown};
 use super::{launch, locate};
-use crate::engine::api::{
-    CheckpointInfo, Code, Query, ShowCheckpoint, StateName, VerbError, VerbResult,
+use ckptfs_api::{
+    CheckpointId, CheckpointInfo, Code, Query, ShowCheckpoint, StateName, VerbError, VerbResult,
 };
-use crate::store::ids::CheckpointId;
 
 /// Exit status of a test that cannot decide.
 const SKIP_STATUS: u8 = 125;

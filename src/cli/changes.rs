@@ -5,8 +5,8 @@ use std::io;
 use super::error::{Failure, Outcome};
 use super::listing;
 use super::output::{Out, Role};
-use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
-use crate::engine::display::{self, word};
+use ckptfs_api::display::{self, word};
+use ckptfs_api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
 
 /// Prints one line per change: the letter and the path, or both paths of a rename.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {

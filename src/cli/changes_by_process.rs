@@ -6,8 +6,7 @@ use std::io;
 use super::changes;
 use super::error::Outcome;
 use super::output::{Out, Role};
-use crate::engine::api::Change;
-use crate::engine::api::attribution::{ByProcess, OpenAtCut, ProcessInfo, RestoredOnly};
+use ckptfs_api::{ByProcess, Change, OpenAtCut, ProcessInfo, RestoredOnly};
 
 /// Grouping of a list of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

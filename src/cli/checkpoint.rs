@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error};
 use super::{hook, locate, time};
-use crate::engine::api::{CheckpointOptions, Code, VerbResult};
+use ckptfs_api::{CheckpointOptions, Code, VerbResult};
 
 /// Limit of the bytes read of a note; the daemon enforces a lower limit.
 const NOTE_BYTES_MAX: u64 = 64 << 10;

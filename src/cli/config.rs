@@ -12,13 +12,12 @@ use super::context::Context;
 use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
 use super::locate::{self, TreeLocation};
 use super::output::{Out, Role};
-use crate::control::{Client, STORE_NAME, StoreDir};
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::settings::{
+use ckptfs_api::{Client, Code, STORE_NAME, StoreDir, VerbError, VerbResult};
+use ckptfs_core::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
     Settings, TIERS, TierSetting, Value, parse, parse_value, read_store,
 };
-use crate::sys::{self, host};
+use ckptfs_sys::{self as sys, host};
 
 /// Show and change the configuration: .ckptfs/ckptfs.toml of the directory, and the user's
 /// ckptfs/config.toml

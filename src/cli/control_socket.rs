@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::daemon::Args;
 use super::error::ErrorContext;
-use crate::control::{SOCKET_NAME, ServerHandle, serve};
-use crate::engine::Engine;
-use crate::engine::api::VerbResult;
-use crate::engine::verbs::RequestHandler;
-use crate::fuse::Session;
-use crate::sys::host;
-use crate::sys::{self, Errno};
+use ckptfs_api::{SOCKET_NAME, VerbResult};
+use ckptfs_core::engine::Engine;
+use ckptfs_core::engine::verbs::RequestHandler;
+use ckptfs_daemon::{ServerHandle, serve};
+use ckptfs_fuse::Session;
+use ckptfs_sys::{self as sys, Errno, host};
 
 /// Limit of the wait for an inode on a full disk, and the pause between attempts.
 const BIND_WAIT: Duration = Duration::from_millis(300);

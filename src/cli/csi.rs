@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::context::Context;
 use super::error::Outcome;
 use super::volumes;
-use crate::csi::{Config, serve};
-use crate::volumes::mount_facts;
+use ckptfs_volumes::csi::{Config, serve};
+use ckptfs_volumes::mount_facts;
 
 /// The CSI driver: container volumes for Kubernetes, until a signal ends it; staged volumes stay
 /// mounted

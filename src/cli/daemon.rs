@@ -28,15 +28,14 @@ use super::mount_users::{MountUser, VisibleTree, WritableFile};
 use super::serving::{Io, OthersIo, Seal, ServeOptions, Snapdir, SnapdirNames, Writes};
 use super::trees::{BranchHandover, BranchServer};
 use super::{git_guard, holder, mount_users, mounts, nested, serving, size};
-use crate::control::SOCKET_NAME;
-use crate::engine::api::*;
-use crate::engine::branches::{BranchOps, UnmountMode};
-use crate::engine::display::word;
-use crate::engine::request::Service;
-use crate::engine::{Config, Engine, IoChoice, SealerMode};
-use crate::fuse::{MountConfig, Session, Xattrs};
-use crate::sys::host;
-use crate::sys::{self, Errno};
+use ckptfs_api::SOCKET_NAME;
+use ckptfs_api::display::word;
+use ckptfs_api::*;
+use ckptfs_core::engine::branches::{BranchOps, UnmountMode};
+use ckptfs_core::engine::request::Service;
+use ckptfs_core::engine::{Config, Engine, IoChoice, SealerMode};
+use ckptfs_fuse::{MountConfig, Session, Xattrs};
+use ckptfs_sys::{self as sys, Errno, host};
 
 /// Name of the log in the store.
 const LOG_NAME: &str = "daemon.log";

@@ -12,11 +12,13 @@ use super::locate::{ServedTree, TreeLocation};
 use super::output::{Out, Role};
 use super::progress::Bar;
 use super::{locate, size};
-use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{Code, DedupOptions, DedupReport, VerbResult, host_path};
-use crate::engine::dedup::{Content, Count, DedupStage, ExcludeReason, ExcludedFile, drop_kept};
-use crate::sys::{self, Errno, SysResult};
-use crate::transfer::dedup::{self, DedupResult, DedupSource, UnservedDir};
+use ckptfs_api::{
+    Client, Code, Content, DedupOptions, DedupReport, DedupStage, ExcludeReason, ExcludedFile,
+    STORE_NAME, VerbResult, host_path,
+};
+use ckptfs_core::engine::dedup::{Count, drop_kept};
+use ckptfs_sys::{self as sys, Errno, SysResult};
+use ckptfs_transfer::dedup::{self, DedupResult, DedupSource, UnservedDir};
 
 /// Make versions with the same content share their space; no checkpoint changes
 ///

@@ -7,8 +7,8 @@ use super::error::Outcome;
 use super::freeing::freeing;
 use super::locate::whole;
 use super::{changes, time};
-use crate::control::VerbExecutor;
-use crate::engine::api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
+use ckptfs_api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
+use ckptfs_daemon::VerbExecutor;
 
 /// Delete a checkpoint; `ckptfs undo` brings it back until it is freed
 ///

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::mount_users::{self, MountUsers, Use, VisibleTree};
 use super::mounts;
-use crate::engine::api::Status;
-use crate::engine::display::word;
-use crate::sys;
+use ckptfs_api::Status;
+use ckptfs_api::display::word;
+use ckptfs_sys as sys;
 
 /// Returns the processes that the daemon of a detached mount still serves. `None`: the mount is
 /// attached, or its identity is unknown.

@@ -11,12 +11,12 @@ use super::output::{Out, Role};
 use super::past::{StateTree, state};
 use super::tree_path::in_tree;
 use super::{changes, locate, patch};
-use crate::engine::api::{
+use ckptfs_api::display::count as plural;
+use ckptfs_api::{
     Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbError,
     VerbResult,
 };
-use crate::engine::display::count as plural;
-use crate::sys::Errno;
+use ckptfs_sys::Errno;
 
 /// List the changes from one checkpoint to another, or to the live tree
 ///

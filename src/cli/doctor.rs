@@ -11,11 +11,9 @@ use super::context::Context;
 use super::error::{Failure, Outcome, io_error, plain};
 use super::output::{Out, Role};
 use super::{caches, locate, mount, mounts};
-use crate::control::{Client, STORE_NAME, StoreDir};
-use crate::engine::api::{GetStatus, VerbResult, host_path};
-use crate::engine::display::word;
-use crate::sys::host;
-use crate::sys::{self, Access, Errno, SysResult};
+use ckptfs_api::display::word;
+use ckptfs_api::{Client, GetStatus, STORE_NAME, StoreDir, VerbResult, host_path};
+use ckptfs_sys::{self as sys, Access, Errno, SysResult, host};
 
 /// Show the features of this machine and a directory, and the cost of each missing one
 ///

@@ -5,7 +5,7 @@ use super::error::Outcome;
 use super::output::Role;
 use super::progress::Bar;
 use super::{locate, size};
-use crate::engine::api::{DuOptions, DuReport, StateName, VerbResult};
+use ckptfs_api::{DuOptions, DuReport, StateName, VerbResult};
 
 /// Show the space of each checkpoint: the bytes that deleting only this one frees, and the shared
 /// bytes

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::output::Out;
-use crate::engine::api::{Code, VerbError};
-pub use crate::volumes::error::{ErrorContext, error, hinted, io_error, plain};
+use ckptfs_api::{Code, VerbError};
+pub use ckptfs_volumes::error::{ErrorContext, error, hinted, io_error, plain};
 
 /// Exit status of a verb that found damage.
 const DAMAGE_STATUS: u8 = 4;

@@ -11,14 +11,13 @@ use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
 use super::export_common::{self, Copied, ExportStream};
 use super::locate::ServedTree;
 use super::progress::Bar;
-use crate::engine::api::{Code, TreePath, VerbResult, host_path};
-use crate::engine::display::count as plural;
-use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno};
-use crate::transfer::CountingSink;
-use crate::transfer::check::Checker;
-use crate::transfer::mark::ExportMark;
-use crate::transfer::write::{DestState, Writer};
+use ckptfs_api::display::count as plural;
+use ckptfs_api::{CheckpointId, Code, TreePath, VerbResult, host_path};
+use ckptfs_sys::{self as sys, Errno};
+use ckptfs_transfer::CountingSink;
+use ckptfs_transfer::check::Checker;
+use ckptfs_transfer::mark::ExportMark;
+use ckptfs_transfer::write::{DestState, Writer};
 
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///
@@ -154,7 +153,7 @@ fn export(args: &Args, dest: PathBuf, served: ServedTree, context: &mut Context)
         from,
         dry_run: false,
         copied,
-        duration_us: crate::engine::api::microseconds(started.elapsed()),
+        duration_us: ckptfs_api::microseconds(started.elapsed()),
     };
     tell(answer, marked, context)
 }

@@ -17,14 +17,14 @@ use super::output::{Out, hand_on};
 use super::progress::Bar;
 use super::tree_path::normal;
 use super::{launch, time};
-use crate::control::Client;
-use crate::engine::api::{Code, StateName, TreePath, VerbError, VerbResult};
-use crate::engine::display::count;
-use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
-use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno, SysResult};
-use crate::transfer::write::Writer;
-use crate::transfer::{PartSource, Sink, hand_over};
+use ckptfs_api::display::count;
+use ckptfs_api::{
+    CheckpointId, Client, Code, ExportAsk, ExportPart, Refused, StateName, TreePath, VerbError,
+    VerbResult,
+};
+use ckptfs_sys::{self as sys, Errno, SysResult};
+use ckptfs_transfer::write::Writer;
+use ckptfs_transfer::{PartSource, Sink, hand_over};
 
 /// Threads that write files. With one in the daemon for each, two cores are busy.
 const THREADS: usize = 2;

@@ -7,8 +7,8 @@ use super::error::{Failure, Outcome, hinted};
 use super::listing::print_checkpoints;
 use super::locate;
 use super::tree_path::in_tree;
-use crate::engine::api::{Code, Query, VerbResult};
-use crate::sys;
+use ckptfs_api::{Code, Query, VerbResult};
+use ckptfs_sys as sys;
 
 /// Selects the checkpoints that `log` lists.
 #[derive(Debug)]

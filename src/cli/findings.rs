@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
-use crate::engine::api::{Damage, TreePath, Verified};
-use crate::engine::display::count;
+use ckptfs_api::display::count;
+use ckptfs_api::{Damage, TreePath, Verified};
 
 /// Output of `--json`.
 #[derive(Serialize)]

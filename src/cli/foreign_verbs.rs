@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::error::Failure;
 use super::output::{Color, Out};
-use crate::engine::api::{Code, VerbError};
+use ckptfs_api::{Code, VerbError};
 
 /// A verb of another program, the verb of this one, and the whole command.
 const VERBS: &[(&str, &str, &str)] = &[

@@ -12,10 +12,9 @@ use super::locate::ServedTree;
 use super::output::Out;
 use super::past;
 use super::progress::Bar;
-use crate::engine::api::{Code, VerbError, VerbResult, host_path};
-use crate::store::ids::CheckpointId;
-use crate::sys;
-use crate::transfer::write::{DestState, Writer};
+use ckptfs_api::{CheckpointId, Code, VerbError, VerbResult, host_path};
+use ckptfs_sys as sys;
+use ckptfs_transfer::write::{DestState, Writer};
 
 /// Create an independent writable tree from a checkpoint
 ///
@@ -64,7 +63,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let id = ExportStream::begin(served, &args.id, None)?.part.checkpoint;
         let out = &mut context.out;
         if out.json {
-            let duration_us = crate::engine::api::microseconds(started.elapsed());
+            let duration_us = ckptfs_api::microseconds(started.elapsed());
             return Ok(out.json(&Answer {
                 forked: id,
                 dir: dest,
@@ -80,7 +79,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let snapdir = past::snapdir(served.client.store());
     let (forked, copied) = fork(served, &args.id, &dest, args.without_dropped, &context.out)?;
     let whole = copied.refused.is_empty();
-    let duration_us = crate::engine::api::microseconds(started.elapsed());
+    let duration_us = ckptfs_api::microseconds(started.elapsed());
     if args.mount && whole {
         export_common::own_verb("mount", &dest, &[format!("--snapdir-name={snapdir}")], &[])?;
     }

@@ -6,11 +6,10 @@ use std::path::Path;
 use super::error::ErrorContext;
 use super::locate::{TreeLocation, locate, not_served, start};
 use super::{config, mount, serving};
-use crate::control::VerbExecutor;
-use crate::engine::api::VerbResult;
-use crate::engine::{Config, Engine};
-use crate::store::record::Actor;
-use crate::sys;
+use ckptfs_api::{Actor, VerbResult};
+use ckptfs_core::engine::{Config, Engine};
+use ckptfs_daemon::VerbExecutor;
+use ckptfs_sys as sys;
 
 /// Returns the connection or the engine for the tree that contains `dir`, or the working directory.
 ///

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::output::escape;
 use super::tree_path::{in_tree, normal};
 use super::{Cli, time};
-use crate::sys::fuzz::{config, spelled};
+use ckptfs_testkit::{config, spelled};
 
 proptest! {
     #![proptest_config(config())]

@@ -6,11 +6,10 @@ use super::freeing::freeing;
 use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
 use super::{config, dedup, listing, size};
-use crate::control::VerbExecutor;
-use crate::engine::api::{Code, GcOptions, GcReason, GcReport, Retention, Rule, VerbResult};
-use crate::engine::display::{count, word};
-use crate::engine::settings::{self, Value, parse_value};
-use crate::store::ids::CheckpointId;
+use ckptfs_api::display::{count, word};
+use ckptfs_api::{CheckpointId, Code, GcOptions, GcReason, GcReport, Retention, Rule, VerbResult};
+use ckptfs_core::engine::settings::{self, Value, parse_value};
+use ckptfs_daemon::VerbExecutor;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
 ///
@@ -138,7 +137,7 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
         Some(Value::Span(span, _)) => Some(span.as_secs()),
         Some(Value::Text(_) | Value::Flag(_)) | None => None,
     };
-    let configured = Retention::of(&config::settings(context.dir())?);
+    let configured = ckptfs_core::engine::retention::configured(&config::settings(context.dir())?);
     Ok(Retention {
         keep_ids: Vec::new(),
         manual: configured.manual,

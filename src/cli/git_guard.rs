@@ -6,7 +6,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 
-use crate::sys::{self, Access, Errno, Kind, OpenKind};
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind};
 
 /// The local ignore list of a repository, which is never committed (gitignore(5)).
 const EXCLUDE: &[u8] = b".git/info/exclude";

@@ -8,7 +8,7 @@
 //! ```
 //! A column is a line that leads down to a checkpoint, the parent of those above it.
 
-use crate::store::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 
 /// The columns below the last row: the checkpoint that each leads to; `None` for a free column.
 #[derive(Debug, Default)]

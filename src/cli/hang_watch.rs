@@ -16,10 +16,10 @@ use super::error::{ErrorContext, hinted};
 use super::mounts;
 use super::output::{Out, escape};
 use super::tree_path::normal;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::word;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, MountPoint};
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, MountPoint};
 
 /// Time after which a verb that waits reports the daemon.
 const PATIENCE: Duration = Duration::from_secs(2);

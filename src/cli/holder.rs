@@ -43,10 +43,9 @@ pub use self::worker_end::{HolderConnection, InheritedTree, meet};
 use super::daemon;
 use super::error::{ErrorContext, Failure, Outcome};
 use super::launch::program;
-use crate::engine::api::VerbResult;
-use crate::store::layout::StoreId;
-use crate::sys::host;
-use crate::sys::{self, Signals, SysResult};
+use ckptfs_api::VerbResult;
+use ckptfs_store::layout::StoreId;
+use ckptfs_sys::{self as sys, Signals, SysResult, host};
 
 /// A worker that dies within this time after it began to serve counts as brief.
 const BRIEF: Duration = Duration::from_millis(250);

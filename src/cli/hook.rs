@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::{ErrorContext, error, hinted};
-use crate::engine::api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult};
 
 /// Limit of a hook's message.
 const INPUT_BYTES_MAX: u64 = 16 << 20;

@@ -19,10 +19,10 @@ use super::export_common;
 use super::size::human;
 use super::tree_path::beyond_links;
 use super::{locate, time};
-use crate::engine::api::{Code, Query, VerbResult, host_path};
-use crate::engine::display::{count as plural, word};
-use crate::sys;
-use crate::transfer::import::contents::ContentCounts;
+use ckptfs_api::display::{count as plural, word};
+use ckptfs_api::{Code, Query, VerbResult, host_path};
+use ckptfs_sys as sys;
+use ckptfs_transfer::import::contents::ContentCounts;
 
 /// Default limit of threads: more would contend in the filesystem.
 const THREADS_MAX: usize = 4;
@@ -125,7 +125,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             made => break made?,
         }
     };
-    let duration_us = crate::engine::api::microseconds(started.elapsed());
+    let duration_us = ckptfs_api::microseconds(started.elapsed());
     tell(
         Answer {
             tree: into,

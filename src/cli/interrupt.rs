@@ -13,11 +13,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use super::error::{ErrorContext, Failure, Outcome};
 use super::output::Out;
 use super::progress::Spinner;
-use crate::control::Client;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::verb::Verb;
-use crate::engine::verbs::Request;
-use crate::sys;
+use ckptfs_api::{Client, Code, Request, Verb, VerbResult};
+use ckptfs_sys as sys;
 
 /// Added to the number of a signal: the status, in a shell, of a program that it killed.
 pub const SIGNAL_STATUS: i32 = 128;

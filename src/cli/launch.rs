@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::error::{ErrorContext, error, hinted};
 use super::mount_users::MountUser;
 use super::output::hand_on;
-use crate::engine::api::{AbsenceInfo, Code, VerbError, VerbResult};
-use crate::engine::origin::TYPED_PASSWORD;
-use crate::sys::host;
-use crate::volumes::tool;
+use ckptfs_api::{AbsenceInfo, Code, VerbError, VerbResult};
+use ckptfs_core::engine::origin::TYPED_PASSWORD;
+use ckptfs_sys::host;
+use ckptfs_volumes::tool;
 
 /// The message from the daemon to its parent, as one line of JSON. All other lines are its output.
 #[derive(Debug, Serialize, Deserialize)]

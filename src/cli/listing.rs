@@ -4,8 +4,7 @@ use super::error::Outcome;
 use super::graph::Graph;
 use super::output::{Out, Role};
 use super::{changes, time};
-use crate::engine::api::CheckpointInfo;
-use crate::store::record::Reason;
+use ckptfs_api::{CheckpointInfo, Reason};
 
 /// The number of lines that are shown on any terminal, however small.
 const SHOWN_MIN: usize = 8;

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use super::error::{ErrorContext, error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
-use crate::control::{Client, STORE_NAME, StoreDir, StoreLookup, VerbExecutor, look};
-use crate::engine::api::{
-    CheckpointInfo, Code, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
+use ckptfs_api::display::word;
+use ckptfs_api::{
+    CheckpointInfo, Client, Code, STORE_NAME, ShowCheckpoint, StateName, StoreDir, StoreLookup,
+    VerbError, VerbResult, look, not_exact,
 };
-use crate::engine::display::word;
-use crate::engine::offline::Offline;
-use crate::sys::{self, Errno, MountPoint, host};
+use ckptfs_core::engine::offline::Offline;
+use ckptfs_daemon::VerbExecutor;
+use ckptfs_sys::{self as sys, Errno, MountPoint, host};
 
 /// Attempts to find a daemon that should be there, and the pause between them.
 const TRIES_MAX: u32 = 40;

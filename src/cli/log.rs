@@ -10,11 +10,11 @@ use super::listing::{Printer, remarks};
 use super::output::{Out, Role, width};
 use super::tree_path::in_tree;
 use super::{changes, diff, find, locate, past, time};
-use crate::control::VerbExecutor;
-use crate::engine::api::{
+use ckptfs_api::{
     Change, Code, ListVersions, Query, ShowCheckpoint, StateName, TreePath, VersionInfo,
     VersionKind,
 };
+use ckptfs_daemon::VerbExecutor;
 
 /// Checkpoints per request.
 const PAGE: usize = 256;

@@ -17,11 +17,11 @@ use super::output::Out;
 use super::restore::TimesArg;
 use super::tree_path::in_tree;
 use super::{locate, time};
-use crate::engine::api::{
+use ckptfs_api::display::{count, word};
+use ckptfs_api::{
     ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
     StateName, Times, TreePath, VerbResult,
 };
-use crate::engine::display::{count, word};
 
 /// Merge the changes of a branch since it began, or since it was last merged or updated
 ///

@@ -3,14 +3,13 @@
 mod pseudo_fs;
 mod start;
 
-pub use self::start::start;
-
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
+pub use self::start::start;
 use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted, io_error};
 use super::launch::{DaemonParent, DaemonReady};
@@ -20,13 +19,15 @@ use super::progress::Spinner;
 use super::serving::{MountFlag, OthersIo, ServeOptions, Snapdir};
 use super::tree_path::{beyond_links, normal};
 use super::{caches, changes, daemon, locate, mounts, past};
-use crate::control::{Client, STORE_NAME, StoreDir, is_same};
-use crate::engine::api::{AbsenceInfo, CheckpointOptions, Code, VerbResult, host_path};
-use crate::engine::display::word;
-use crate::sys::{self, MountPoint};
-use crate::transfer::import::record_files;
-use crate::volumes::VolumePlace;
-use crate::volumes::options::Options;
+use ckptfs_api::display::word;
+use ckptfs_api::{
+    AbsenceInfo, CheckpointOptions, Client, Code, STORE_NAME, StoreDir, VerbResult, host_path,
+    is_same,
+};
+use ckptfs_sys::{self as sys, MountPoint};
+use ckptfs_transfer::import::record_files;
+use ckptfs_volumes::VolumePlace;
+use ckptfs_volumes::options::Options;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
 ///

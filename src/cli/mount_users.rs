@@ -23,10 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::mounts;
 use super::output::{Out, escape};
-use crate::control::STORE_NAME;
-use crate::engine::api::host_path;
-use crate::store::layout::TREE_PATH;
-use crate::sys::{self, MountPoint, host};
+use ckptfs_api::{STORE_NAME, host_path};
+use ckptfs_store::layout::TREE_PATH;
+use ckptfs_sys::{self as sys, MountPoint, host};
 
 /// Threads that inspect processes: one may block.
 const THREADS: usize = 4;

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use super::error::{ErrorContext, error};
-use crate::engine::api::{Code, VerbResult};
-pub use crate::engine::unmount::{top, unmount, unmount_error};
-use crate::sys::host;
-use crate::sys::{self, Errno, MountPoint};
+use ckptfs_api::{Code, VerbResult};
+pub use ckptfs_core::engine::unmount::{top, unmount, unmount_error};
+use ckptfs_sys::{self as sys, Errno, MountPoint, host};
 
 /// Limit of the stacked dead mounts that are removed at one place.
 const STACKED_MAX: usize = 64;

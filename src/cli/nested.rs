@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::{ErrorContext, hinted};
 use super::mounts;
-use crate::control::STORE_NAME;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::word;
-use crate::sys::{self, Errno, MountPoint, OpenKind, SysResult, host};
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, STORE_NAME, VerbResult};
+use ckptfs_sys::{self as sys, Errno, MountPoint, OpenKind, SysResult, host};
 
 /// Limit of the paths in a message.
 const SHOWN_MAX: usize = 8;

@@ -6,7 +6,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role, width};
 use super::{audit, locate, time};
-use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
+use ckptfs_api::{ListOperations, OperationInfo, OperationKind};
 
 /// Default limit of the listed operations.
 const LISTED: usize = 50;

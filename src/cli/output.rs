@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::error::{Failure, Outcome};
 use super::pager::{self, Pager};
-use crate::sys::{self, lock::Mutex};
+use ckptfs_sys::{self as sys, lock::Mutex};
 
 /// Width of the column of labels.
 const LABEL_WIDTH: usize = 8;

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use super::interrupt::SIGNAL_STATUS;
-use crate::sys;
+use ckptfs_sys as sys;
 
 /// The default pager.
 const DEFAULT: &str = "less";

@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use super::error::{ErrorContext, hinted, io_error};
 use super::locate::{self, ServedTree};
 use super::tree_path::in_tree;
-use crate::control::StoreDir;
-use crate::engine::api::{
-    CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
+use ckptfs_api::display::word;
+use ckptfs_api::{
+    CheckpointInfo, Code, ShowCheckpoint, StateName, StoreDir, TreePath, VerbError, VerbResult,
 };
-use crate::engine::display::word;
-use crate::store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
-use crate::sys::{self, Access, Errno, Kind, OpenKind, Stat, SysResult};
+use ckptfs_store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, Stat, SysResult};
 
 /// Returns the name of the snapshot directory in the mount of a store.
 pub fn snapdir(store: Option<&StoreDir>) -> String {

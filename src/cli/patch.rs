@@ -13,8 +13,8 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 use super::hunks::{self, Style};
 use super::output::{Out, Role};
 use super::past::StateTree;
-use crate::engine::api::{Change, ChangeKind, TreePath};
-use crate::sys::{self, Errno, Kind, SysResult};
+use ckptfs_api::{Change, ChangeKind, TreePath};
+use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 
 /// A larger file is left out.
 const BYTES_MAX: u64 = 64 << 20;

@@ -4,7 +4,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::listing::print_checkpoints;
 use super::locate;
-use crate::engine::api::{CheckpointInfo, PinCheckpoint, Query, StateName};
+use ckptfs_api::{CheckpointInfo, PinCheckpoint, Query, StateName};
 
 /// Pin a checkpoint, so that it cannot be deleted; without arguments list pinned checkpoints
 #[derive(Debug, clap::Args)]

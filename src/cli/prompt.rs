@@ -8,7 +8,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::locate;
 use super::output::{Color, Out};
-use crate::engine::api::{PromptQuery, PromptStatus, VerbResult};
+use ckptfs_api::{PromptQuery, PromptStatus, VerbResult};
 
 /// Limit of the wait for the daemon.
 const LIMIT: Duration = Duration::from_millis(200);

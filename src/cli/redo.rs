@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::error::Outcome;
 use super::{changes, undo};
-use crate::engine::api::{UndoOptions, UndoWalk};
+use ckptfs_api::{UndoOptions, UndoWalk};
 
 /// Redo the operations that were undone last
 #[derive(Debug, clap::Args)]

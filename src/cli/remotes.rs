@@ -12,8 +12,8 @@ mod names {
 
     use super::super::config;
     use super::REMOTES_VARIABLE;
-    use crate::engine::api::VerbResult;
-    use crate::remote::restic::config::RemoteConfigs;
+    use ckptfs_api::VerbResult;
+    use ckptfs_remote::restic::config::RemoteConfigs;
 
     /// Returns the remotes of the user.
     ///

@@ -11,9 +11,8 @@ use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::output::Out;
 use super::{changes, locate, restore_target, stale_handles, time};
-use crate::engine::api::attribution::OnlyBy;
-use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times};
-use crate::sys::Kind;
+use ckptfs_api::{Change, ChangeKind, OnlyBy, RestoreOptions, Restored, StateName, Times};
+use ckptfs_sys::Kind;
 
 /// Bring the tree, or some paths of it, back to an earlier state
 ///

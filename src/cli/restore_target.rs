@@ -8,11 +8,11 @@ use super::error::hinted;
 use super::locate::ServedTree;
 use super::past;
 use super::tree_path::in_tree;
-use crate::engine::api::{
-    Change, ChangeKind, Code, Query, RestoreOptions, StateName, TreePath, VerbError, VerbResult,
+use ckptfs_api::display::word;
+use ckptfs_api::{
+    Change, ChangeKind, CheckpointId, Code, Query, RestoreOptions, StateName, TreePath, VerbError,
+    VerbResult,
 };
-use crate::engine::display::word;
-use crate::store::ids::CheckpointId;
 
 /// Limit of the versions of the paths that are tried.
 const TRIED_MAX: usize = 100;

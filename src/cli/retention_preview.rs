@@ -1,15 +1,14 @@
 //! `ckptfs config set retention.*`, and `write`: prints the checkpoints that the rules of retention
 //! delete.
 
+pub use super::config::Args;
 use super::context::Context;
 use super::error::Outcome;
 use super::locate::{TreeLocation, locate, start};
 use super::{config, gc};
-use crate::control::VerbExecutor;
-use crate::engine::api::{GcOptions, GcReason, Retention, VerbResult};
-use crate::engine::settings::Setting;
-
-pub use super::config::Args;
+use ckptfs_api::{GcOptions, GcReason, VerbResult};
+use ckptfs_core::engine::settings::Setting;
+use ckptfs_daemon::VerbExecutor;
 
 /// Runs `ckptfs config`.
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -26,7 +25,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// it prints the command for a dry run, because a plan made here would open the store.
 fn print(context: &Context) -> VerbResult<()> {
     let settings = config::retention_settings(context.dir())?;
-    let retention = Retention::of(&settings);
+    let retention = ckptfs_core::engine::retention::configured(&settings);
     if !retention.has_rules() && retention.max_bytes.is_none() {
         return Ok(());
     }

@@ -15,11 +15,12 @@ use super::interrupt::Interrupt;
 use super::locate::{self, ServedTree};
 use super::output::{Out, Role, can_ask, width};
 use super::{restore, time};
-use crate::engine::api::attribution::{OnlyBy, REWIND_PROCESS, RestoredOnly};
-use crate::engine::api::{Code, RestoreOptions, Restored, StateName, VerbError, VerbResult};
-use crate::engine::display::word;
-use crate::engine::verbs::ListCheckpoints;
-use crate::sys;
+use ckptfs_api::display::word;
+use ckptfs_api::{
+    Code, ListCheckpoints, OnlyBy, REWIND_PROCESS, RestoreOptions, Restored, RestoredOnly,
+    StateName, VerbError, VerbResult,
+};
+use ckptfs_sys as sys;
 
 /// Limit of the listed prompts.
 const LISTED_MAX: usize = 50;
@@ -174,7 +175,7 @@ fn ask(
         None => match served.client.ask(options) {
             // The session has changed nothing.
             Err(why) if why.code == Code::UnknownProcess => Ok(only(Restored {
-                restored: crate::store::ids::CheckpointId(prompt.checkpoint),
+                restored: ckptfs_api::CheckpointId(prompt.checkpoint),
                 guard: None,
                 changes: Vec::new(),
                 unknown: Vec::new(),

@@ -24,12 +24,11 @@ use super::locate::ServedTree;
 use super::output::Out;
 use super::progress::Spinner;
 use super::{changes, diff, locate, run_at, time};
-use crate::engine::api::{
-    Change, CheckpointInfo, CheckpointOptions, Code, Compare, RestoreOptions, ShowCheckpoint,
-    StateName, TreePath, VerbResult,
+use ckptfs_api::{
+    Change, CheckpointId, CheckpointInfo, CheckpointOptions, Code, Compare, RestoreOptions,
+    ShowCheckpoint, StateName, TreePath, VerbResult,
 };
-use crate::store::ids::CheckpointId;
-use crate::sys;
+use ckptfs_sys as sys;
 
 /// Exit status of a command that cannot be run, and of one that does not exist; as in a shell.
 const NOT_RUN_STATUS: u8 = 126;
@@ -292,7 +291,7 @@ pub fn execute(
     let status = spawn_and_wait(command, cwd, prepare, running);
     Ok(CommandResult {
         status,
-        duration_us: crate::engine::api::microseconds(started.elapsed()),
+        duration_us: ckptfs_api::microseconds(started.elapsed()),
     })
 }
 

@@ -15,8 +15,8 @@ use super::hang_watch;
 use super::locate::ServedTree;
 use super::past::StateTree;
 use super::tree_path::{beyond_links, normal};
-use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
-use crate::sys::{self, Errno, host};
+use ckptfs_api::{CheckpointInfo, Code, VerbError, VerbResult};
+use ckptfs_sys::{self as sys, Errno, host};
 
 /// The work directory of an overlay, removed on drop.
 pub struct OverlayWorkDir {

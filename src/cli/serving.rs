@@ -8,11 +8,11 @@ use clap::{Args as _, FromArgMatches, ValueEnum};
 
 use super::error::hinted;
 use super::time;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::config::HooksConfig;
-use crate::engine::config::{AutoConfig, TripwireConfig};
-use crate::engine::settings::Settings;
-use crate::store::layout::snapdir::is_snapdir_name;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_core::engine::config::HooksConfig;
+use ckptfs_core::engine::config::{AutoConfig, TripwireConfig};
+use ckptfs_core::engine::settings::Settings;
+use ckptfs_store::layout::snapdir::is_snapdir_name;
 
 /// Default of the tripwire.
 const TRIPWIRE: TripwireConfig = TripwireConfig {

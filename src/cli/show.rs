@@ -13,10 +13,9 @@ use super::context::Context;
 use super::error::{Outcome, hinted};
 use super::output::{Out, Role};
 use super::{locate, past, size, time};
-use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
-use crate::engine::display::count;
-use crate::store::record::Reason;
-use crate::sys::Kind;
+use ckptfs_api::display::count;
+use ckptfs_api::{CheckpointInfo, Code, Reason, ShowCheckpoint, StateName};
+use ckptfs_sys::Kind;
 
 /// Show a checkpoint, or a file or directory in it
 #[derive(Debug, clap::Args)]

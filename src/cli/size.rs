@@ -1,7 +1,7 @@
 //! Parsing and formatting of sizes.
 
-pub use crate::engine::display::bytes as human;
-use crate::engine::settings::{self, Value};
+pub use ckptfs_api::display::bytes as human;
+use ckptfs_core::engine::settings::{self, Value};
 
 /// Parses a size on the command line, in bytes: "64K", "10G", 1048576.
 pub fn parse(text: &str) -> Result<u64, String> {

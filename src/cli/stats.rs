@@ -4,7 +4,7 @@ use std::io;
 
 use super::output::Out;
 use super::{size, time};
-use crate::engine::api::{Stats, UpkeepInfo};
+use ckptfs_api::{Stats, UpkeepInfo};
 
 /// Formats free space, the history, gc and pushes, one line each.
 fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {

@@ -13,12 +13,12 @@ use super::locate::ServedTree;
 use super::mount_users::{self, MountUser, MountUsers, VisibleTree};
 use super::tree_path::in_tree;
 use super::{detached, locate, mounts, nested, size, stats, time};
-use crate::engine::api::{
+use ckptfs_api::display::count;
+use ckptfs_api::{
     BranchInfo, CompareByProcess, DaemonInfo, DuOptions, GetStats, GetStatus, ListBranches,
     MeasuredInfo, OriginInfo, Stats, Status, TreePath, VerbResult,
 };
-use crate::engine::display::count;
-use crate::engine::metrics;
+use ckptfs_core::engine::metrics;
 
 /// Limit of the named branches.
 const BRANCHES_SHOWN_MAX: usize = 10;

@@ -4,8 +4,8 @@ use super::context::Context;
 use super::error::{Outcome, hinted};
 use super::listing::print_checkpoints;
 use super::locate;
-use crate::engine::api::{ChangeTags, CheckpointInfo, Code, Query, Retag, StateName};
-use crate::engine::display::word;
+use ckptfs_api::display::word;
+use ckptfs_api::{ChangeTags, CheckpointInfo, Code, Query, Retag, StateName};
 
 /// Give a checkpoint tags, remove or rename one; without arguments list them
 ///

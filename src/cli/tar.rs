@@ -13,12 +13,11 @@ use super::export_common::{self, ExportStream};
 use super::locate::ServedTree;
 use super::past::StateTree;
 use super::progress::Bar;
-use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError};
-use crate::engine::display::count as plural;
-use crate::engine::export::parts::{ExportEntry, Refused};
-use crate::sys::{self, Errno, Kind};
-use crate::transfer::tar::Stream;
-use crate::transfer::verified_stream::{self, BufferedContent};
+use ckptfs_api::display::count as plural;
+use ckptfs_api::{Code, ExportEntry, Refused, ShowCheckpoint, StateName, VerbError};
+use ckptfs_sys::{self as sys, Errno, Kind};
+use ckptfs_transfer::tar::Stream;
+use ckptfs_transfer::verified_stream::{self, BufferedContent};
 
 /// Size of the output buffer.
 const BUFFER_BYTES: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::mount_users::MountUser;
-use crate::engine::api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult};
 
 /// A process that uses the mount for this long is not brief.
 const BRIEF: Duration = Duration::from_secs(1);

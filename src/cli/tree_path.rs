@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::error::hinted;
-use crate::engine::api::{Code, TreePath, VerbResult};
+use ckptfs_api::{Code, TreePath, VerbResult};
 
 /// Returns the path in the tree at `root` of `given`, relative to `cwd`. It need not exist, because
 /// a deleted path can be restored.

@@ -16,15 +16,14 @@ use super::control_socket::{EndReason, start_threads};
 use super::error::ErrorContext;
 use super::holder::{HolderConnection, InheritedTree};
 use super::{daemon, mounts};
-use crate::control::SOCKET_NAME;
-use crate::engine::api::VerbResult;
-use crate::engine::branches::{BranchOps, BranchTree, Host, UnmountMode, beside};
-use crate::engine::request::{NOTE_CONNECTION, Service};
-use crate::engine::{Config, Engine};
-use crate::fuse::Session;
-use crate::store::layout::StoreId;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, tasks};
+use ckptfs_api::{SOCKET_NAME, VerbResult};
+use ckptfs_core::engine::branches::{BranchOps, BranchTree, Host, UnmountMode, beside};
+use ckptfs_core::engine::request::{NOTE_CONNECTION, Service};
+use ckptfs_core::engine::{Config, Engine};
+use ckptfs_fuse::Session;
+use ckptfs_store::layout::StoreId;
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, tasks};
 
 /// Limit of the wait for the end of a branch whose mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(30);

@@ -15,13 +15,14 @@ use super::mount_users::{self, MountUsers, Use, VisibleTree};
 use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
 use super::{detached, locate, mounts, nested, transient_users};
-use crate::control::{Client, STORE_NAME, StoreDir};
-use crate::engine::SavePolicy;
-use crate::engine::api::{Code, GetStatus, Status, Unmount, VerbError, VerbResult, host_path};
-use crate::engine::display::{count, word};
-use crate::store::layout::branches::branches_of;
-use crate::store::layout::{noted_unhashed, noted_unkept};
-use crate::sys::{self, MountPoint};
+use ckptfs_api::display::{count, word};
+use ckptfs_api::{
+    Client, Code, GetStatus, STORE_NAME, SavePolicy, Status, StoreDir, Unmount, VerbError,
+    VerbResult, host_path,
+};
+use ckptfs_store::layout::branches::branches_of;
+use ckptfs_store::layout::{noted_unhashed, noted_unkept};
+use ckptfs_sys::{self as sys, MountPoint};
 
 /// Time for a daemon to close its store.
 const END_TIMEOUT: Duration = Duration::from_secs(120);

@@ -9,9 +9,8 @@ use super::interrupt::Interrupt;
 use super::locate::ServedTree;
 use super::output::Out;
 use super::{changes, locate, ops};
-use crate::engine::api::attribution::UNDO_PROCESS;
-use crate::engine::api::{UndoOptions, UndoWalk, Undone, UndoneStep};
-use crate::sys;
+use ckptfs_api::{UNDO_PROCESS, UndoOptions, UndoWalk, Undone, UndoneStep};
+use ckptfs_sys as sys;
 
 /// Undo the last operations: restores, merges, deletions, tags, pins
 ///

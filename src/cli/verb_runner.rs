@@ -14,11 +14,10 @@ use super::launch::{self, DaemonParent};
 use super::output::{Color, Out};
 use super::remotes::REMOTES_VARIABLE;
 use super::{fork, locate, mount, umount};
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::store::ids::CheckpointId;
-use crate::sys;
-use crate::volumes::options::Options;
-use crate::volumes::{RemoteCheckpoint, VerbRunner, VolumePlace, tool};
+use ckptfs_api::{CheckpointId, Code, VerbError, VerbResult};
+use ckptfs_sys as sys;
+use ckptfs_volumes::options::Options;
+use ckptfs_volumes::{RemoteCheckpoint, VerbRunner, VolumePlace, tool};
 
 /// Time limit of a request that only lists the snapshots of a remote, or removes one.
 const LOOK_SECONDS: u32 = 60;
@@ -62,7 +61,7 @@ impl VerbRunner for CliVerbRunner {
     #[cfg(feature = "remote")]
     fn check_remote(&self, remote: &str) -> VerbResult<()> {
         let names = match &self.remotes {
-            Some(file) => crate::remote::restic::config::RemoteConfigs::read(file),
+            Some(file) => ckptfs_remote::restic::config::RemoteConfigs::read(file),
             None => super::remotes::names(),
         };
         names?.get(remote).map(drop)

@@ -7,10 +7,10 @@ use super::error::{self, Failure, Outcome, hinted};
 use super::findings;
 use super::locate::{self, ServedTree, TreeLocation};
 use super::progress::Bar;
-use crate::engine::api::{Code, StateName, VerbResult, Verified, VerifyOptions};
-use crate::engine::check::{CheckOptions, StoreCheck};
-use crate::engine::display::word;
-use crate::sys;
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, StateName, VerbResult, Verified, VerifyOptions};
+use ckptfs_core::engine::check::{CheckOptions, StoreCheck};
+use ckptfs_sys as sys;
 
 /// Look for damage in the history: check the journal, the index, and that every version is there;
 /// mounted or not

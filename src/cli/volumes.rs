@@ -13,11 +13,11 @@ use super::output::Role;
 use super::remotes::REMOTES_VARIABLE;
 use super::size;
 use super::verb_runner::CliVerbRunner;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::{count, word};
-use crate::volumes::options::{OPTIONS, OnRemove};
-use crate::volumes::serve::{PoolImage, mount_image, serve};
-use crate::volumes::{Pool, VolumeOrigin, name, protocol};
+use ckptfs_api::display::{count, word};
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_volumes::options::{OPTIONS, OnRemove};
+use ckptfs_volumes::serve::{PoolImage, mount_image, serve};
+use ckptfs_volumes::{Pool, VolumeOrigin, name, protocol};
 
 /// Default directory of the pool.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";

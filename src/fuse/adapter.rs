@@ -23,9 +23,9 @@ use super::init_handshake::{self, NegotiatedFeatures};
 use super::listing;
 use super::server::{RequestContext, RequestExecutor};
 use super::xattrs::Xattrs;
-use crate::engine::counts::RequestKind as Kind;
-use crate::engine::request::{Caller, Service};
-use crate::sys::{Errno, wait};
+use ckptfs_core::engine::counts::RequestKind as Kind;
+use ckptfs_core::engine::request::{Caller, Service};
+use ckptfs_sys::{Errno, wait};
 
 /// Maximum length of one COPY_FILE_RANGE: its reply has 32 bits, and the kernel requires whole
 /// pages.

@@ -7,8 +7,8 @@ use fuser::{
 
 use super::backing::BackingFile;
 use super::convert::{self, errno};
-use crate::engine::request::{Attr, Entry, FsInfo, LookupResult, Opened};
-use crate::sys::{self, Errno, SysResult};
+use ckptfs_core::engine::request::{Attr, Entry, FsInfo, LookupResult, Opened};
+use ckptfs_sys::{self as sys, Errno, SysResult};
 
 /// A reply for a result of type `T`.
 pub trait SendReply<T>: Send + 'static {

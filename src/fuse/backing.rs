@@ -13,9 +13,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use fuser::BackingId;
 
-use crate::engine::request::{Fh, NodeId};
-use crate::sys;
-use crate::sys::lock::Mutex;
+use ckptfs_core::engine::request::{Fh, NodeId};
+use ckptfs_sys as sys;
+use ckptfs_sys::lock::Mutex;
 
 /// `/dev/fuse` of the session, during its lifetime.
 #[derive(Debug, Default)]

@@ -11,11 +11,11 @@ use fuser::{
 };
 
 use super::eio_log;
-use crate::engine::request::{
+use ckptfs_core::engine::request::{
     Caller, Entry, Fh, Listed, NewNode, NodeId, Opened, RenameMode, Seek, SetAttr, SetTime,
     XattrMode,
 };
-use crate::sys::{Errno, Kind, Stat, Time};
+use ckptfs_sys::{Errno, Kind, Stat, Time};
 
 /// Set in the ID of a request resent after the death of a predecessor (`FUSE_UNIQUE_RESEND`).
 pub const UNIQUE_RESEND: u64 = 1 << 63;

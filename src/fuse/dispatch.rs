@@ -10,7 +10,7 @@
 //! A sync of a file or directory stays on its reader while another reader is not in a sync, because
 //! for a program that syncs constantly the wakeup of a helper dominates the cost. A reader also
 //! never waits for another user's process: a helper executes the request again, and another helper
-//! replaces the one that waits ([`crate::sys::wait`]).
+//! replaces the one that waits ([`ckptfs_sys::wait`]).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,12 +20,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::eio_log;
-use crate::engine::api::microseconds;
-use crate::engine::counts::{RequestCounts, RequestKind as Kind};
-use crate::engine::request::NodeId;
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::wait::{self, WaitPool};
-use crate::sys::{self};
+use ckptfs_api::microseconds;
+use ckptfs_core::engine::counts::{RequestCounts, RequestKind as Kind};
+use ckptfs_core::engine::request::NodeId;
+use ckptfs_sys::lock::{Condvar, Mutex};
+use ckptfs_sys::wait::{self, WaitPool};
+use ckptfs_sys::{self as sys};
 
 /// A kind of request that waits longer than this is handed to helpers: about twice the cost of
 /// waking one.

@@ -9,9 +9,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::engine::counts::RequestKind as Kind;
-use crate::engine::request::NodeId;
-use crate::sys::{Errno, last_eio};
+use ckptfs_core::engine::counts::RequestKind as Kind;
+use ckptfs_core::engine::request::NodeId;
+use ckptfs_sys::{Errno, last_eio};
 
 /// Maximum number of lines in a period, for the live tree and for the past separately, so that
 /// damage in the past does not hide current failures.

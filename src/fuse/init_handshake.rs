@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fuser::{InitFlags, KernelConfig};
 
-use crate::engine::request::{NOTE_CAPABILITIES, NOTE_PROTOCOL};
-use crate::sys::Ledger;
+use ckptfs_core::engine::request::{NOTE_CAPABILITIES, NOTE_PROTOCOL};
+use ckptfs_sys::Ledger;
 
 /// Maximum size of a read or write request: the kernel's default limit of pages
 /// (`fuse.max_pages_limit` is 256).
@@ -17,7 +17,7 @@ const BACKGROUND_REQUESTS_MAX: u16 = 64;
 
 /// Capabilities requested from the kernel. Omitted on purpose:
 /// - AUTO_INVAL_DATA: only the mount changes files, so only
-///   [`Caches`](crate::engine::request::Caches) invalidates;
+///   [`Caches`](ckptfs_core::engine::request::Caches) invalidates;
 /// - WRITEBACK_CACHE: its dirty pages are lost with the daemon, and it excludes passthrough;
 /// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel manages locks itself;
 /// - NO_OPEN_SUPPORT: the engine needs every open of a file;

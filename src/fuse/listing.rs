@@ -7,8 +7,8 @@ use std::time::Duration;
 use fuser::{Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
 use super::convert;
-use crate::engine::request::{Listed, Names, NodeId, Plus, Service};
-use crate::sys::SysResult;
+use ckptfs_core::engine::request::{Listed, Names, NodeId, Plus, Service};
+use ckptfs_sys::SysResult;
 
 /// Passes names from `offset` on to `add`, until it reports a full reply or no name is left. It
 /// calls the engine repeatedly, because the kernel treats an empty reply as the end of the

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use fuser::{INodeNo, Notifier};
 
-use crate::engine::request::{CacheInvalidation, Caches, NodeId};
-use crate::sys;
-use crate::sys::lock::Mutex;
-use crate::sys::tasks;
+use ckptfs_core::engine::request::{CacheInvalidation, Caches, NodeId};
+use ckptfs_sys as sys;
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::tasks;
 
 /// Maximum number of idle threads kept for later calls.
 const IDLE_MAX: usize = 2;

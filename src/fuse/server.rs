@@ -10,9 +10,9 @@ use super::answer::SendReply;
 use super::backing::{BackingFile, Backings, FuseDevice};
 use super::dispatch::Dispatcher;
 use super::takeover::OpenFileTable;
-use crate::engine::counts::RequestKind as Kind;
-use crate::engine::request::{Caller, Fh, NodeId, Opened, Service};
-use crate::sys::{Errno, SysResult, wait};
+use ckptfs_core::engine::counts::RequestKind as Kind;
+use ckptfs_core::engine::request::{Caller, Fh, NodeId, Opened, Service};
+use ckptfs_sys::{Errno, SysResult, wait};
 
 /// The state that handlers use, on any thread.
 pub struct RequestContext {

@@ -15,8 +15,8 @@ use super::backing::FuseDevice;
 use super::notify::KernelCaches;
 use super::takeover;
 use super::xattrs::Xattrs;
-use crate::engine::request::{Caches, Service};
-use crate::sys::{self, lock::Mutex};
+use ckptfs_core::engine::request::{Caches, Service};
+use ckptfs_sys::{self as sys, lock::Mutex};
 
 /// Options of a mount.
 #[derive(Clone, Debug)]

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use fuser::{Config, SessionACL};
 
 use super::adapter::Adapter;
-use crate::engine::request::{
+use ckptfs_core::engine::request::{
     Caller, Fh, HandedOverFile, LEFT_OPEN, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened,
 };
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Ledger, ROW_WORDS, RowId};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Ledger, ROW_WORDS, RowId};
 
 /// `FUSE_INIT`.
 const INIT: u32 = 26;

@@ -4,7 +4,7 @@
 //! owner, and does not cache the reply. After ENOSYS it never sends the request again. That applies
 //! to the whole mount, so it cannot be limited to some names.
 
-use crate::sys::{Errno, SysResult};
+use ckptfs_sys::{Errno, SysResult};
 
 /// Extended attributes that are served. History and restore include all attributes in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

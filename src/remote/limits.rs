@@ -11,9 +11,9 @@ use std::os::fd::AsFd;
 
 use rustic_core::FileType;
 
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::engine::settings;
-use crate::sys::{self, FsInfo};
+use ckptfs_api::{Code, VerbError, VerbResult, hinted};
+use ckptfs_core::engine::settings;
+use ckptfs_sys::{self as sys, FsInfo};
 
 /// The amount of memory that limits are fractions of.
 const MEMORY: u64 = 1 << 30;

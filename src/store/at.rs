@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
-use crate::sys;
-use crate::sys::fault::{self, CallKind};
+use ckptfs_sys as sys;
+use ckptfs_sys::fault::{self, CallKind};
 
 /// Maximum depth that [`remove_tree`] descends.
 const REMOVE_DEPTH_MAX: u32 = 4;

@@ -50,7 +50,7 @@ use super::journal::codec::{
 };
 use super::layout::Layout;
 use super::record::{AttrState, Child, Key, Undo};
-use crate::sys::{Kind, Xattrs, host};
+use ckptfs_sys::{Kind, Xattrs, host};
 
 const NAME: &str = "baseline";
 const CHANGES: &str = "baseline.changes";

@@ -20,7 +20,7 @@ use super::error::{StoreError, StoreResult};
 use super::hash::{BLOCK_BYTES as READ_BYTES, Hash, HashPool, hash_file};
 use super::ids::{ObjectId, ObjectOrigin, Slot};
 use super::layers::{Layers, file_name};
-use crate::sys::{self, Errno, Stat, SysResult};
+use ckptfs_sys::{self as sys, Errno, Stat, SysResult};
 
 /// Smaller files are read completely.
 const LARGE_MIN_BYTES: u64 = 1 << 20;

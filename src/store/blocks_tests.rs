@@ -3,8 +3,8 @@
 use std::os::unix::fs::FileExt;
 
 use super::*;
-use crate::store::ids::Epoch;
-use crate::store::layout::Layout;
+use crate::ids::Epoch;
+use crate::layout::Layout;
 
 const BLOCK: usize = BLOCK_BYTES_MIN as usize;
 

@@ -13,18 +13,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use ckptfs_api::{CheckpointId, DamageKind};
+
 mod finding;
 
-pub use self::finding::{DamageKind, Finding, journal_finding};
+pub use self::finding::{Finding, journal_finding};
 use super::baseline::Baseline;
 use super::error::{StoreError, StoreResult};
-use super::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
+use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::index::{Index, IndexDifference};
 use super::journal::Journal;
 use super::layers::{self, Layers};
 use super::layout::Layout;
 use super::record::{Checkpoint, DataState, ObjectHash, Place, Record, Undo, in_a_circle};
-use crate::sys::{Errno, Kind};
+use ckptfs_sys::{Errno, Kind};
 
 /// Limit on the total size of reported paths and of the names read for them, because every version
 /// in a deep tree has a long path.
@@ -538,8 +540,8 @@ fn look_at(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::record::{AttrState, Reason};
-    use crate::sys::{self, Time};
+    use crate::record::AttrState;
+    use ckptfs_sys::{self as sys, Time};
 
     /// After a version was freed with the only checkpoint that read it, `verify` reported
     /// checkpoints older than the file as damaged.
@@ -554,7 +556,7 @@ mod tests {
                 created_ns: id as i64 * 1000,
                 atomic: true,
                 dirty: 0,
-                reason: Reason::Asked,
+                reason: ckptfs_api::Reason::Asked,
             })
         };
         let recorded = |epoch: u64, undo: Undo| Record::Undo {

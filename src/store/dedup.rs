@@ -13,7 +13,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::extents::{self, ExtentSharing, SharingStep};
-use crate::sys::{self, Errno, ExtentMap, SysResult};
+use ckptfs_sys::{self as sys, Errno, ExtentMap, SysResult};
 
 /// Rounds of comparison for files that differ from a source.
 const ROUNDS_MAX: u32 = 8;

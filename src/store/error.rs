@@ -4,7 +4,7 @@ use std::io;
 
 use super::ids::Address;
 use super::ids::Epoch;
-use crate::sys::Errno;
+use ckptfs_sys::Errno;
 
 /// The result of a store operation.
 pub type StoreResult<T> = Result<T, StoreError>;

@@ -21,11 +21,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::ids::{CheckpointId, Epoch};
+use super::ids::Epoch;
 use super::journal::Address;
 use super::lineage::Lineage;
 use super::operation::UndoStacks;
 use super::record::{Record, range_of};
+use ckptfs_api::CheckpointId;
 
 /// Items to forget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 
-use crate::sys::{self, Errno, SysResult};
+use ckptfs_sys::{self as sys, Errno, SysResult};
 
 /// Bytes of one call: the maximum of btrfs, and short enough to wait for.
 pub const CALL_BYTES: u64 = 16 << 20;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::{layers, layout};
-use crate::sys::fuzz::{config, spelled};
+use ckptfs_testkit::{config, spelled};
 
 proptest! {
     #![proptest_config(config())]

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::fs::File;
 
-use crate::sys::{self, SysResult};
+use ckptfs_sys::{self as sys, SysResult};
 
 /// A hash: 32 bytes of unkeyed BLAKE3.
 pub type Hash = [u8; 32];

@@ -35,8 +35,8 @@ use super::hash::{Hash, HashPool, hash_file};
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
 use super::reserve::Reserve;
-use crate::sys::lock::{Mutex, Rank, RwLock};
-use crate::sys::{self, Errno, Kind, SysResult};
+use ckptfs_sys::lock::{Mutex, Rank, RwLock};
+use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 
 /// The directory in the store for objects set aside.
 const ASIDE: &str = "aside";
@@ -190,15 +190,15 @@ impl Layers {
     }
 
     /// Returns the attributes of an object; `None` if it does not exist.
-    pub fn stat(&self, id: ObjectId) -> StoreResult<Option<crate::sys::Stat>> {
+    pub fn stat(&self, id: ObjectId) -> StoreResult<Option<ckptfs_sys::Stat>> {
         let dir = match self.epoch(id.epoch, false) {
             Ok(dir) => dir,
-            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(None),
+            Err(error) if error.errno() == ckptfs_sys::Errno::ENOENT => return Ok(None),
             Err(error) => return Err(error),
         };
-        match crate::sys::stat_at(&*dir.objects, file_name(id).as_bytes()) {
+        match ckptfs_sys::stat_at(&*dir.objects, file_name(id).as_bytes()) {
             Ok(stat) => Ok(Some(stat)),
-            Err(crate::sys::Errno::ENOENT) => Ok(None),
+            Err(ckptfs_sys::Errno::ENOENT) => Ok(None),
             Err(errno) => Err(StoreError::io("stat the object", file_name(id))(
                 std::io::Error::from_raw_os_error(errno.0),
             )),
@@ -247,7 +247,7 @@ impl Layers {
 
     /// Returns the free bytes of the filesystem available to the daemon's user.
     pub fn free_bytes(&self) -> StoreResult<u64> {
-        let info = crate::sys::statfs_fd(&self.dir);
+        let info = ckptfs_sys::statfs_fd(&self.dir);
         let info = info.map_err(|errno| {
             StoreError::io("ask for the space of", "layers")(std::io::Error::from_raw_os_error(
                 errno.0,

@@ -86,7 +86,7 @@ fn an_object_is_made_once_read_listed_and_removed() {
     layers.create(id).unwrap().write_all(b"old bytes").unwrap();
     assert_eq!(
         layers.create(id).unwrap_err().errno(),
-        crate::sys::Errno::EEXIST
+        ckptfs_sys::Errno::EEXIST
     );
     let mut read = String::new();
     layers.open(id).unwrap().read_to_string(&mut read).unwrap();
@@ -100,7 +100,7 @@ fn an_object_is_made_once_read_listed_and_removed() {
     assert!(!layers.remove_epoch_if_empty(EPOCH).unwrap());
     layers.remove(id).unwrap();
     for error in [layers.remove(id).unwrap_err(), layers.open(id).unwrap_err()] {
-        assert_eq!(error.errno(), crate::sys::Errno::ENOENT);
+        assert_eq!(error.errno(), ckptfs_sys::Errno::ENOENT);
     }
     assert!(layers.remove_epoch_if_empty(EPOCH).unwrap());
     assert!(layers.remove_epoch_if_empty(EPOCH).unwrap());
@@ -121,7 +121,7 @@ fn reading_makes_no_directories() {
     };
     assert_eq!(
         layers.open(id).unwrap_err().errno(),
-        crate::sys::Errno::ENOENT
+        ckptfs_sys::Errno::ENOENT
     );
     assert_eq!(layers.list(EPOCH).unwrap(), []);
     assert_eq!(layers.epochs().unwrap(), []);

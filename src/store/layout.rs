@@ -62,22 +62,13 @@ pub use self::notes::{noted_unhashed, noted_unkept};
 use super::at;
 use super::error::{StoreError, StoreResult, UntrustedReason};
 use super::reserve::Reserve;
-use crate::sys;
-
-/// Name of the store in the backing directory.
-pub const STORE_NAME: &str = ".ckptfs";
+pub use ckptfs_api::STORE_NAME;
+use ckptfs_sys as sys;
 
 /// Prefix of the extended attributes reserved for ckptfs, on files of a store and on the directory
 /// of an export. A served tree shows none of them, because a user who could set them could forge
 /// them.
 pub const XATTR_PREFIX: &[u8] = sys::OWN_XATTR_PREFIX;
-/// The same for inodes without user attributes: symbolic links, devices, FIFOs.
-const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
-
-/// Reports whether an extended attribute is reserved for ckptfs and not part of a tree.
-pub fn is_own_xattr(name: &[u8]) -> bool {
-    name.starts_with(XATTR_PREFIX) || name.starts_with(TRUSTED_PREFIX)
-}
 /// The directory of a store that describes remote content.
 pub const ORIGIN_NAME: &str = "origin";
 /// The directory of a store with the own part of a tree that looks through to another.
@@ -557,7 +548,7 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
         }
     }
     // The process id is for people; a full disk must not prevent opening an intact store.
-    let (mut last, here) = (String::new(), crate::sys::host::mount_instance(dir));
+    let (mut last, here) = (String::new(), ckptfs_sys::host::mount_instance(dir));
     let read = (&lock).take(LOCK_BYTES_MAX).read_to_string(&mut last);
     let same = read.is_ok()
         && here

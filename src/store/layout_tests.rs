@@ -55,7 +55,7 @@ fn one_process_writes_and_others_may_look() {
     let held = open(dir.path(), false).unwrap();
     let error = open(dir.path(), false).unwrap_err();
     assert!(matches!(error, StoreError::Locked));
-    assert_eq!(error.errno(), crate::sys::Errno::EBUSY);
+    assert_eq!(error.errno(), ckptfs_sys::Errno::EBUSY);
     let view = look(dir.path()).unwrap();
     assert!(view.read_only() && view.tmp_dir().is_err() && view.id() == held.id());
     drop(held);
@@ -146,14 +146,14 @@ fn a_store_gets_the_features_that_it_needs_once_it_is_written_to() {
 #[test]
 #[cfg(debug_assertions)]
 fn adding_features_that_is_cut_short_goes_on() {
-    use crate::sys::fault::{FaultPlan, arm_thread, disarm_thread};
+    use ckptfs_sys::fault::{FaultPlan, arm_thread, disarm_thread};
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
     let (old, text) = without_a_feature(&dir);
     let mut seen = [0, 0];
     for nth in 1.. {
         fs::write(&format, &old).unwrap();
-        arm_thread(FaultPlan::nth(nth, crate::sys::Errno::EIO).lasting().half());
+        arm_thread(FaultPlan::nth(nth, ckptfs_sys::Errno::EIO).lasting().half());
         let opened = open(dir.path(), false).map(drop);
         let failed = disarm_thread().failed;
         let left = fs::read_to_string(&format).unwrap();

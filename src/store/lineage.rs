@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 
 /// Parents of checkpoints, independent of which are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

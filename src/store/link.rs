@@ -10,7 +10,7 @@ use super::Store;
 use super::extents::same_bytes;
 use super::ids::{ObjectId, ObjectOrigin};
 use super::layers::file_name;
-use crate::sys::{self, Errno, RenameMode, SysResult};
+use ckptfs_sys::{self as sys, Errno, RenameMode, SysResult};
 
 impl Store {
     /// Makes `target` a hard link to `source` if their contents are equal, and returns whether they

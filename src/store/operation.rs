@@ -4,9 +4,7 @@
 //! both exist or neither does. It describes the effects only as far as undo requires. An undo is
 //! itself an operation that names the one it undoes.
 
-use super::ids::CheckpointId;
-use super::record::Actor;
-
+use ckptfs_api::{Actor, CheckpointId};
 /// The effect of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperationEffect {

@@ -21,8 +21,8 @@ use rustix::io::Errno;
 
 use super::at;
 use super::layout::XATTR_PREFIX;
-use crate::sys::fault::{self, CallKind};
-use crate::sys::{self, Xattrs};
+use ckptfs_sys::fault::{self, CallKind};
+use ckptfs_sys::{self as sys, Xattrs};
 
 /// Bytes of an attribute: a whole number of pairs of `merges/ID.same`.
 const CHUNK_BYTES: usize = 35 * 56;

@@ -7,7 +7,7 @@ use std::thread;
 use super::super::ids::ObjectOrigin;
 use super::super::tests::made::{closed, data, deleted, place, undo};
 use super::*;
-use crate::store::index::IndexDifference;
+use crate::index::IndexDifference;
 
 const EPOCHS: u64 = 30;
 

@@ -26,8 +26,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::sys::lock::{Mutex, Rank};
-use crate::sys::{self, Access, Errno, RenameMode, SysResult};
+use ckptfs_sys::lock::{Mutex, Rank};
+use ckptfs_sys::{self as sys, Access, Errno, RenameMode, SysResult};
 
 const NAME: &[u8] = b"reserve";
 /// Number of ballast files.
@@ -444,7 +444,7 @@ mod tests {
     use std::fs::{self, File};
 
     use super::*;
-    use crate::store::layout::Layout;
+    use crate::layout::Layout;
 
     fn reserve(dir: &std::path::Path) -> (Layout, Reserve) {
         let layout = Layout::open(File::open(dir).unwrap(), true).unwrap();

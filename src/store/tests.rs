@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use super::ids::{CheckpointId, Epoch, Name, Slot};
-use super::record::{Checkpoint, Key, Reason, Undo};
+use super::record::{Checkpoint, Key, Undo};
 use super::*;
+use ckptfs_api::Reason;
 
 pub mod made;
 

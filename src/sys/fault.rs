@@ -92,7 +92,7 @@ mod armed {
     use serde::{Deserialize, Serialize};
 
     use super::CallKind;
-    use crate::sys::types::{Errno, SysResult};
+    use crate::types::{Errno, SysResult};
 
     /// Any kind, where a kind is stored as a number.
     const ANY: u8 = u8::MAX;
@@ -270,7 +270,7 @@ mod armed {
     fn fail(call: CallKind, plan: &FaultPlan) -> SysResult<()> {
         std::thread::sleep(Duration::from_millis(plan.pause_ms));
         if plan.kill {
-            let _ = crate::sys::kill(std::process::id().cast_signed(), libc::SIGKILL);
+            let _ = crate::kill(std::process::id().cast_signed(), libc::SIGKILL);
         }
         HALF.set(plan.half && call == CallKind::Write);
         if plan.errno == 0 {

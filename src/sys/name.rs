@@ -17,6 +17,13 @@ pub const XATTR_LEN_MAX: usize = 65_536;
 /// Prefix of the names of our extended attributes. They are unreadable on inodes that the caller
 /// may not read.
 pub const OWN_XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+/// The same for inodes without user attributes: symbolic links, devices, FIFOs.
+const OWN_TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
+
+/// Reports whether an extended attribute is reserved for ckptfs and not part of a tree.
+pub fn is_own_xattr(name: &[u8]) -> bool {
+    name.starts_with(OWN_XATTR_PREFIX) || name.starts_with(OWN_TRUSTED_PREFIX)
+}
 
 /// Checks that `name` is one component that cannot lead out of its directory.
 ///

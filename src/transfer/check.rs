@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use super::Sink;
 use super::dirs::{open_below, split};
 use super::inode::is_as_told;
-use crate::engine::export::parts::ExportEntry;
-use crate::store::extents::same_bytes;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
+use ckptfs_api::ExportEntry;
+use ckptfs_store::extents::same_bytes;
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, SysResult};
 
 /// A sink that collects differences.
 pub struct Checker {

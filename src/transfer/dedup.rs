@@ -2,7 +2,7 @@
 //! and the caller shares extents between them.
 //!
 //! No daemon opens a path in another project's mount or writes another project's store. The kernel
-//! compares the bytes ([`crate::store::extents`]). Sharing requires the rights of the files' owner,
+//! compares the bytes ([`ckptfs_store::extents`]). Sharing requires the rights of the files' owner,
 //! or root.
 
 use std::collections::{BTreeMap, HashSet};
@@ -14,11 +14,11 @@ use serde::Serialize;
 
 use super::dirs::open_below;
 use super::walk::Walk;
-use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
-use crate::engine::dedup::{Content, Count, ExcludeReason, ExcludedFile, why_of};
-use crate::store::dedup::{DedupFiles, DedupGroup, DedupOutcome, DedupStep};
-use crate::store::hash::{HashPool, hash_file};
-use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
+use ckptfs_api::{Code, Content, ExcludeReason, ExcludedFile, TreePath, VerbError, VerbResult};
+use ckptfs_core::engine::dedup::{Count, why_of};
+use ckptfs_store::dedup::{DedupFiles, DedupGroup, DedupOutcome, DedupStep};
+use ckptfs_store::hash::{HashPool, hash_file};
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, SysResult};
 
 /// The part of a store with file content: captured objects.
 const LAYERS: &[u8] = b".ckptfs/layers/";
@@ -177,7 +177,7 @@ impl DedupSource for UnservedDir {
                     contents.push(Content::new(
                         number,
                         size,
-                        hash,
+                        &hash,
                         TreePath(path.clone()),
                         captured,
                     ));

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
+use ckptfs_sys::{self as sys, Errno, Kind, OpenKind, SysResult};
 
 /// Longer paths are opened in steps: the kernel's limit is 4,096 bytes (`PATH_MAX`).
 const STEP_BYTES: usize = 2048;

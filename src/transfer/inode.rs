@@ -10,9 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use super::import::contents::ContentIndex;
-use crate::engine::export::parts::ExportEntry;
-use crate::store::layout::is_own_xattr;
-use crate::sys::{self, Access, Errno, Kind, SetTime, SysResult, XattrMode, Xattrs};
+use ckptfs_api::ExportEntry;
+use ckptfs_sys::{
+    self as sys, Access, Errno, Kind, SetTime, SysResult, XattrMode, Xattrs, is_own_xattr,
+};
 
 /// The access ACL, which the mode also reflects.
 const ACL_NAME: &[u8] = b"system.posix_acl_access";

@@ -8,8 +8,8 @@
 
 use std::os::fd::AsFd;
 
-use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno, SysResult, XattrMode};
+use ckptfs_api::CheckpointId;
+use ckptfs_sys::{self as sys, Errno, SysResult, XattrMode};
 
 /// Name of the extended attribute.
 pub const MARK_NAME: &[u8] = b"user.ckptfs.export";

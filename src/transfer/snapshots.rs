@@ -8,7 +8,7 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
 use super::dirs::open_below;
-use crate::sys::{self, Access, Kind, OpenKind, SysResult};
+use ckptfs_sys::{self as sys, Access, Kind, OpenKind, SysResult};
 
 /// Size limit of `info.xml`, in bytes.
 const INFO_BYTES_MAX: u64 = 64 * 1024;

@@ -12,8 +12,8 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use super::verified_stream::BufferedContent;
-use crate::engine::export::parts::ExportEntry;
-use crate::sys::{self, Errno, Kind, SysResult};
+use ckptfs_api::ExportEntry;
+use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 
 const BLOCK: usize = 512;
 /// Largest number of 7 and of 11 octal digits.

@@ -13,10 +13,11 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use super::tar::{Pieces, pieces};
 use super::{PartSource, regular};
-use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
-use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, SysResult};
+use ckptfs_api::{
+    Code, ExportData, ExportEntry, ExportPart, Refused, TreePath, VerbError, VerbResult,
+};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Errno, SysResult};
 
 /// Larger files are not buffered.
 const FILE_BYTES_MAX: u64 = 8 << 20;
@@ -335,8 +336,8 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::store::ids::CheckpointId;
-    use crate::sys::Stat;
+    use ckptfs_api::CheckpointId;
+    use ckptfs_sys::Stat;
 
     /// A feed that returns the given parts and reports the given paths as unproven.
     struct Fake<'a> {

@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use super::dirs::{DirCache, open_below};
-use crate::engine::export::parts::ExportEntry;
-use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
+use ckptfs_api::ExportEntry;
+use ckptfs_sys::{self as sys, Errno, Kind, OpenKind, SysResult};
 
 /// An entry, and an `O_PATH` descriptor of its inode.
 pub type WalkEntry = (ExportEntry, OwnedFd);

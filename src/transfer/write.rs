@@ -3,16 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Sink;
 use super::dirs::{DirCache, open_below, remove_tree, split};
 use super::inode::InodeCreator;
-use crate::engine::api::TreePath;
-use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
-use crate::engine::import::{STAGED_PREFIX, is_of_no_tree};
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
+use ckptfs_api::{ExportData, ExportEntry, Refused, STAGED_PREFIX, TreePath};
+use ckptfs_core::engine::import::is_of_no_tree;
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
 
 /// Name prefix of files that are about to replace others.
 const NEW_PREFIX: &str = STAGED_PREFIX;
@@ -75,7 +75,7 @@ pub trait StagingDir: Send + Sync {
 /// Writes entries below a directory.
 pub struct Writer {
     root: OwnedFd,
-    stage: Option<Box<dyn StagingDir>>,
+    stage: Option<Arc<dyn StagingDir>>,
     before: DestState,
     /// `root` is the root of a mount, which shows its own names.
     is_mount: bool,
@@ -137,7 +137,7 @@ impl Writer {
 
     /// Updates a copy of another state below the mount at `root`: inodes are created in the staging
     /// directory.
-    pub fn staged(root: OwnedFd, stage: Box<dyn StagingDir>) -> Writer {
+    pub fn staged(root: OwnedFd, stage: Arc<dyn StagingDir>) -> Writer {
         Writer {
             stage: Some(stage),
             ..Writer::new(root, DestState::Copy)

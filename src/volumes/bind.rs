@@ -11,8 +11,8 @@ use super::error::{ErrorContext, error, hinted, io_error};
 use super::files::make_dir;
 use super::mount_facts::{self, VolumePlace};
 use super::tool::tool;
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::sys::{self, Errno};
+use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_sys::{self as sys, Errno};
 
 /// Mode of created directories.
 const MODE: u32 = 0o750;

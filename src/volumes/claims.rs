@@ -16,12 +16,10 @@ use super::name::key;
 use super::pool::Pool;
 use super::record::{Claim, RemoteDestination, Snapshot, VolumeRecord};
 use super::remotes::store_of;
-use crate::control::Client;
-use crate::engine::api::{
-    ChangeTags, CheckpointInfo, CheckpointOptions, Code, Delete, PinCheckpoint, Retag,
-    ShowCheckpoint, StateName, VerbResult,
+use ckptfs_api::{
+    ChangeTags, CheckpointInfo, CheckpointOptions, Client, Code, Delete, PinCheckpoint, Reason,
+    Retag, ShowCheckpoint, StateName, VerbResult,
 };
-use crate::store::record::Reason;
 
 /// Prefix of the tags of snapshots.
 pub const SNAPSHOT_TAG: &str = "csi.";

@@ -23,13 +23,11 @@ use super::mounts::{Mounts, OWN_ID};
 use super::name::key;
 use super::options::{OnRemove, Options};
 use super::record::{VolumeOrigin, VolumeRecord, boot};
-use crate::control::Client;
-use crate::engine::api::{
-    BranchInfo, Code, Delete, DropBranch, FreeBranch, ListBranches, MountBranch, ShowCheckpoint,
-    StateName, VerbResult,
+use ckptfs_api::{
+    BranchInfo, CheckpointId, Client, Code, Delete, DropBranch, FreeBranch, ListBranches,
+    MountBranch, ShowCheckpoint, StateName, VerbResult,
 };
-use crate::engine::branches::{base_note, check_name};
-use crate::store::ids::CheckpointId;
+use ckptfs_core::engine::branches::{base_note, check_name};
 
 /// Prefix of the names of branches that are volumes.
 const PREFIX: &str = "volume.";

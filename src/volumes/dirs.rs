@@ -10,7 +10,7 @@ use super::mount_facts::VolumePlace;
 use super::name;
 use super::options::Options;
 use super::record::VolumeRecord;
-use crate::engine::api::VerbResult;
+use ckptfs_api::VerbResult;
 
 /// Directories of a pool with their modes. Users in containers can traverse to the mount points
 /// only.

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::io;
 
-use crate::engine::api::VerbResult;
-pub use crate::engine::api::{error, hinted, io_error, plain};
+use ckptfs_api::VerbResult;
+pub use ckptfs_api::{error, hinted, io_error, plain};
 
 /// Adds the object of a failed call to its error.
 pub trait ErrorContext<T> {

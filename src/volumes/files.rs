@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::error::io_error;
-use crate::engine::api::VerbResult;
+use ckptfs_api::VerbResult;
 
 /// Creates a directory unless it exists.
 pub fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {

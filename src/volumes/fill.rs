@@ -12,7 +12,7 @@ use super::mount_facts::VolumePlace;
 use super::mounts::Mounts;
 use super::options::Options;
 use super::record::{VolumeOrigin, VolumeRecord};
-use crate::engine::api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, VerbError, VerbResult};
 
 impl Mounts {
     /// Creates the tree of a volume.

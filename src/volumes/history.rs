@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use super::error::{ErrorContext, error, hinted};
 use super::mount_facts::VolumePlace;
 use super::record::VolumeRecord;
-use crate::control::{Client, STORE_NAME, StoreDir, VerbExecutor};
-use crate::engine::api::{
-    BranchInfo, CheckpointInfo, CheckpointOptions, Code, CreateBranch, ListBranches,
-    ListCheckpoints, MountBranch, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
+use ckptfs_api::{
+    BranchInfo, CheckpointId, CheckpointInfo, CheckpointOptions, Client, Code, CreateBranch,
+    ListBranches, ListCheckpoints, MountBranch, PinCheckpoint, STORE_NAME, ShowCheckpoint,
+    StateName, StoreDir, VerbResult,
 };
-use crate::engine::branches::beside;
-use crate::engine::offline::Offline;
-use crate::engine::settings::{self, STORE_FILE};
-use crate::store::ids::CheckpointId;
-use crate::sys;
+use ckptfs_core::engine::branches::beside;
+use ckptfs_core::engine::offline::Offline;
+use ckptfs_core::engine::settings::{self, STORE_FILE};
+use ckptfs_daemon::VerbExecutor;
+use ckptfs_sys as sys;
 
 /// Pin reason of a checkpoint in use as a volume. Pins with other reasons belong to other users.
 const PINNED_FOR_USE: &str = "in use as a volume";

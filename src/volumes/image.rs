@@ -12,7 +12,7 @@ use super::error::ErrorContext;
 use super::files::sync_parent;
 use super::mount_facts;
 use super::tool::tool;
-use crate::engine::api::VerbResult;
+use ckptfs_api::VerbResult;
 
 /// Number of attempts to get a loop device, and the pause between them.
 const LOOP_TRIES: u32 = 8;

@@ -11,8 +11,8 @@ use super::http::{Request, Response};
 use super::pool::Pool;
 use super::record::VolumeRecord;
 use super::registry::Registry;
-use crate::engine::api::{GetStats, GetStatus, VerbResult};
-use crate::engine::metrics::{Families, Tree, label, text};
+use ckptfs_api::{GetStats, GetStatus, VerbResult};
+use ckptfs_core::engine::metrics::{Families, Tree, label, text};
 
 /// Daemons that do not answer in time are reported as down; a collector waits for ten seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::error::{error, hinted};
-use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Errno, MountPoint, host};
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys::{self as sys, Errno, MountPoint, host};
 
 /// How long to wait for the mounts of a terminated container to go, and the pause between checks.
 const ENDING_PATIENCE: Duration = Duration::from_millis(500);

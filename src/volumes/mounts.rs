@@ -15,7 +15,7 @@ use super::process_ident::ProcessIdent;
 use super::record::{VolumeRecord, VolumeUse, boot};
 use super::registry::Registry;
 use super::verbs::VerbRunner;
-use crate::engine::api::{Code, DropBranch, Unmount, VerbError, VerbResult};
+use ckptfs_api::{Code, DropBranch, Unmount, VerbError, VerbResult};
 
 /// Maximum time for a daemon to close its store.
 const END_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,8 +2,8 @@
 //! validated before they become part of a path.
 
 use super::error::{error, hinted};
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::branches::check_name;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_core::engine::branches::check_name;
 
 /// Maximum length of a name in bytes, with space for suffixes of file names.
 pub const NAME_BYTES_MAX: usize = 200;

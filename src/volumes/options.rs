@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::error::{error, hinted};
 use super::name;
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::settings::{self, Value};
+use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_core::engine::settings::{self, Value};
 
 /// All options with their values.
 pub const OPTIONS: [(&str, &str); 15] = [

@@ -15,8 +15,8 @@ use super::record::VolumeRecord;
 use super::registry::{Registry, no_such};
 use super::trash::Trash;
 use super::verbs::VerbRunner;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::word;
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, VerbResult};
 
 /// A pool of volumes.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sys;
+use ckptfs_sys as sys;
 
 /// A process, identified for good by pid and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ use super::process_ident::ProcessIdent;
 use super::record::VolumeRecord;
 use super::registry::Registry;
 use super::sizes::{self, Sizes};
-use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
+use ckptfs_api::{CheckpointInfo, Code, VerbError, VerbResult};
 
 /// Maximum response time of Mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_millis(4500);

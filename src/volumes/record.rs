@@ -10,7 +10,7 @@ use super::error::{ErrorContext, error, io_error};
 use super::files::write_whole;
 use super::options::Options;
 use super::process_ident::ProcessIdent;
-use crate::engine::api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult};
 
 /// Format version of the file.
 const VERSION: u32 = 1;

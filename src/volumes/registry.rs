@@ -12,8 +12,8 @@ use super::history::VolumeHistory;
 use super::mount_facts::{self, VolumePlace};
 use super::name;
 use super::record::VolumeRecord;
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::sys;
+use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_sys as sys;
 
 /// How long to wait for the lock of a volume, and the pause between attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(100);

@@ -23,13 +23,10 @@ use super::pool::Pool;
 use super::record::{RemoteDestination, Snapshot, VolumeOrigin};
 use super::registry::VolumeLock;
 use super::verbs::RemoteCheckpoint;
-use crate::control::Client;
-use crate::engine::api::{Code, StateName, VerbError, VerbResult};
-use crate::engine::display::word;
-use crate::engine::export::parts::ExportAsk;
-use crate::store::ids::CheckpointId;
-use crate::sys;
-use crate::transfer::mark::ExportMark;
+use ckptfs_api::display::word;
+use ckptfs_api::{CheckpointId, Client, Code, ExportAsk, StateName, VerbError, VerbResult};
+use ckptfs_sys as sys;
+use ckptfs_transfer::mark::ExportMark;
 
 /// Maximum number of concurrent transfers per remote, so that an unresponsive remote does not block
 /// others.

@@ -19,8 +19,8 @@ use super::error::{ErrorContext, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
 use super::{http, image, metrics, mount_facts, protocol};
-use crate::engine::api::{Code, VerbResult};
-use crate::sys;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys as sys;
 
 /// Interval of the sweep.
 const SWEEP_PAUSE: Duration = Duration::from_secs(30);

@@ -12,9 +12,8 @@ use super::files::write_whole;
 use super::mount_facts;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
-use crate::control::Client;
-use crate::engine::api::{Code, DuOptions, ListCheckpoints, VerbResult};
-use crate::sys::{self, host};
+use ckptfs_api::{Client, Code, DuOptions, ListCheckpoints, VerbResult};
+use ckptfs_sys::{self as sys, host};
 
 /// Result of a computation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

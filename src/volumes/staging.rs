@@ -14,8 +14,8 @@ use super::mount_facts;
 use super::mounts::{Mounts, is_own};
 use super::name::VolumeRef;
 use super::record::{VolumeRecord, VolumeUse};
-use crate::engine::api::VerbResult;
-use crate::sys::{self, MountPoint};
+use ckptfs_api::VerbResult;
+use ckptfs_sys::{self as sys, MountPoint};
 
 /// Prefix of the ids of uses by an orchestrator; an engine's ids are hexadecimal.
 const STAGED_ID: &str = "csi-";

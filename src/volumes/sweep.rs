@@ -8,7 +8,7 @@ use super::files::remove_tree;
 use super::pool::Pool;
 use super::record::{age, boot};
 use super::sizes::Sizes;
-use crate::engine::api::VerbResult;
+use ckptfs_api::VerbResult;
 
 /// The container of a use younger than this may still be starting.
 const GRACE_SECONDS: u64 = 60;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::sys::lock::Mutex;
+use ckptfs_sys::lock::Mutex;
 
 /// Progress of a connection, updated by the code that answers its requests.
 #[derive(Clone, Debug)]

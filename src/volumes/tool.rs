@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use super::error::{error, hinted, io_error};
-use crate::engine::api::{Code, VerbResult};
-use crate::sys;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys as sys;
 
 /// Runs a system tool.
 ///

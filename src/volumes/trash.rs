@@ -10,8 +10,8 @@ use super::image;
 use super::name;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::word;
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, VerbResult};
 
 /// File name of the record.
 const RECORD: &str = "volume.json";

@@ -7,8 +7,7 @@ use serde::Deserialize;
 
 use super::mount_facts::VolumePlace;
 use super::options::Options;
-use crate::engine::api::VerbResult;
-use crate::store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, VerbResult};
 
 /// A checkpoint at a remote. Any writer of the remote can forge one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

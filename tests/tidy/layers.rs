@@ -1,25 +1,34 @@
-//! Layers import downward only, and each external crate has one home.
-
-use std::path::Path;
+//! Crates depend downward only, the layers of `core` too, and each external crate has one home.
 
 use super::code::{code_of, line_of, words};
 use super::{expect_none, files, read};
 
-/// The layers, bottom to top. A layer may import itself and lower layers, but not another layer of
-/// its rank.
-const LAYERS: [&[&str]; 11] = [
-    &["sys"],
-    &["store"],
-    &["history"],
-    &["tree"],
-    &["live"],
-    &["engine"],
-    &["fuse", "control", "transfer"],
-    &["remote"],
-    &["volumes"],
-    &["csi"],
-    &["cli"],
+/// The crates in `src/`, lowest first, each with the crates that it may depend on.
+const CRATES: [(&str, &[&str]); 11] = [
+    ("sys", &[]),
+    ("api", &["sys"]),
+    ("store", &["sys", "api"]),
+    ("core", &["sys", "api", "store"]),
+    ("transfer", &["sys", "api", "store", "core"]),
+    ("fuse", &["sys", "api", "core"]),
+    ("daemon", &["sys", "api", "store", "core"]),
+    ("remote", &["sys", "api", "store", "core", "transfer"]),
+    (
+        "volumes",
+        &["sys", "api", "store", "core", "transfer", "daemon"],
+    ),
+    (
+        "cli",
+        &[
+            "sys", "api", "store", "core", "transfer", "fuse", "daemon", "remote", "volumes",
+        ],
+    ),
+    // The program.
+    ("", &["cli"]),
 ];
+
+/// The layers of `core`, bottom to top. A layer may import itself and lower layers.
+const LAYERS: [&str; 4] = ["history", "tree", "live", "engine"];
 
 /// External crates, and the only directories that may name them.
 const HOMES: [(&str, &[&str]); 32] = [
@@ -33,9 +42,9 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("clap_mangen", &["src/cli"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("jsonc_parser", &["src/cli/agent"]),
-    ("toml_edit", &["src/engine", "src/remote"]),
-    ("globset", &["src/engine"]),
-    ("strsim", &["src/engine"]),
+    ("toml_edit", &["src/core", "src/remote"]),
+    ("globset", &["src/core"]),
+    ("strsim", &["src/core"]),
     ("hyper", &["src/volumes"]),
     ("object_store", &["src/remote"]),
     ("flate2", &["src/remote/oci"]),
@@ -46,48 +55,34 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("rustic_backend", &["src/remote"]),
     ("rustic_core", &["src/remote"]),
     ("aes256ctr_poly1305aes", &["src/remote/restic"]),
-    ("prost", &["src/csi"]),
-    ("prost_types", &["src/csi"]),
-    ("protox", &["src/csi/build.rs"]),
+    ("prost", &["src/volumes/csi"]),
+    ("prost_types", &["src/volumes/csi"]),
+    ("protox", &["src/volumes/build.rs"]),
     ("ratatui", &["src/cli/browse"]),
     ("rmcp", &["src/cli/mcp"]),
     (
         "tokio",
-        &["src/csi", "src/volumes", "src/cli/mcp", "src/remote"],
+        &[
+            "src/volumes/csi",
+            "src/volumes",
+            "src/cli/mcp",
+            "src/remote",
+        ],
     ),
-    ("tonic", &["src/csi"]),
-    ("tonic_prost_build", &["src/csi/build.rs"]),
+    ("tonic", &["src/volumes/csi"]),
+    ("tonic_prost_build", &["src/volumes/build.rs"]),
     ("unsafe", &["src/sys"]),
 ];
 
 fn rank(layer: &str) -> Option<usize> {
-    LAYERS.iter().position(|names| names.contains(&layer))
+    LAYERS.iter().position(|name| *name == layer)
 }
 
-/// Returns the layer of a file in `src/`, or `None` for the two crate roots, which may import every
-/// layer.
-fn layer_of(path: &Path) -> Option<String> {
-    let below = path.strip_prefix("src").unwrap();
-    if below == Path::new("lib.rs") || below == Path::new("main.rs") {
-        return None;
-    }
-    Some(
-        below
-            .iter()
-            .next()
-            .unwrap()
-            .to_string_lossy()
-            .trim_end_matches(".rs")
-            .to_owned(),
-    )
-}
-
-/// Returns the top-level modules that the code names: `crate::a`, `crate::{a, b::c}`, and the same
-/// with `ckptfs::`.
+/// Returns the top-level modules that the code names: `crate::a`, `crate::{a, b::c}`.
 fn imports(code: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (index, word) in words(code) {
-        if word != "crate" && word != "ckptfs" {
+        if word != "crate" {
             continue;
         }
         let Some(rest) = code[index + word.len()..].trim_start().strip_prefix("::") else {
@@ -130,18 +125,56 @@ fn top_names(group: &str) -> Vec<&str> {
     names
 }
 
+/// Returns the crates of this workspace among the dependencies of a manifest, without those of
+/// tests.
+fn dependencies(manifest: &str) -> Vec<&str> {
+    let sections = manifest.split("\n[");
+    sections
+        .filter(|section| section.starts_with("dependencies]"))
+        .flat_map(str::lines)
+        .filter_map(|line| line.strip_prefix("ckptfs-")?.split(['.', ' ']).next())
+        .collect()
+}
+
+#[test]
+fn crates_depend_downward_only() {
+    let mut offences = Vec::new();
+    for path in files("src", "toml")
+        .into_iter()
+        .chain(["Cargo.toml".into()])
+    {
+        let name = path.strip_prefix("src").map_or("", |below| {
+            below.iter().next().and_then(|name| name.to_str()).unwrap()
+        });
+        let Some((_, allowed)) = CRATES.iter().find(|(known, _)| *known == name) else {
+            offences.push(format!("{}: not in the table", path.display()));
+            continue;
+        };
+        for other in dependencies(&read(&path)) {
+            if !allowed.contains(&other) {
+                offences.push(format!("{name} depends on {other}"));
+            }
+        }
+    }
+    expect_none(
+        "a crate depends on those that tests/tidy/layers.rs lists",
+        &offences,
+    );
+    assert_eq!(
+        dependencies(
+            "[a]\nckptfs-x = 1\n[dependencies]\nckptfs-b.workspace = true\nc = 1\nckptfs-d = { }\n[dev-dependencies]\nckptfs-e = 1"
+        ),
+        ["b", "d"]
+    );
+}
+
 #[test]
 fn layers_import_downward_only() {
     let mut offences = Vec::new();
-    for path in files("src", "rs") {
-        let Some(layer) = layer_of(&path) else {
-            continue;
-        };
-        let Some(own) = rank(&layer) else {
-            offences.push(format!(
-                "{}: `{layer}` is not a layer (the table is in tests/tidy/layers.rs)",
-                path.display()
-            ));
+    for path in files("src/core", "rs") {
+        let below = path.strip_prefix("src/core").unwrap();
+        let layer = below.iter().next().unwrap().to_str().unwrap();
+        let Some(own) = rank(layer) else {
             continue;
         };
         for (line, import) in imports(&code_of(&read(&path))) {
@@ -199,6 +232,6 @@ fn imports_are_found_in_groups_too() {
         names("use crate::{store::{ids, record}, sys, live::Tree};"),
         ["store", "sys", "live"]
     );
-    assert_eq!(names("fn f() -> ckptfs::engine::Engine {}"), ["engine"]);
+    assert_eq!(names("fn f() -> crate::engine::Engine {}"), ["engine"]);
     assert_eq!(names("pub(crate) fn f() {}"), Vec::<String>::new());
 }

@@ -152,10 +152,13 @@ fn source() -> BTreeMap<Names, SourceFile> {
             .skip(1)
             .map(|name| name.to_string_lossy().into_owned())
             .collect();
-        if module.last().is_some_and(|name| name == "mod") {
+        if module
+            .last()
+            .is_some_and(|name| ["mod", "lib"].contains(&name.as_str()))
+        {
             module.pop();
         }
-        if module.len() == 1 && ["lib", "main"].contains(&module[0].as_str()) {
+        if ["build", "main"].contains(&module.last().map_or("", String::as_str)) {
             continue;
         }
         let mut file = SourceFile {
@@ -176,13 +179,13 @@ fn target(
     hops: usize,
 ) -> Option<Names> {
     let (mut base, mut rest): (Names, &[String]) = match path.first()?.as_str() {
-        "crate" => (Vec::new(), &path[1..]),
+        "crate" => (from[..1].to_vec(), &path[1..]),
         "self" => (from.clone(), &path[1..]),
         "super" => (from.clone(), path),
         first if source.contains_key(&[from.as_slice(), &[first.to_owned()]].concat()) => {
             (from.clone(), path)
         }
-        _ => return None,
+        first => (vec![first.strip_prefix("ckptfs_")?.to_owned()], &path[1..]),
     };
     while rest.first().is_some_and(|name| name == "super") {
         base.pop();
@@ -217,7 +220,7 @@ fn target(
         .or(Some(base))
 }
 
-/// Returns the modules reachable from a module within its layer.
+/// Returns the modules reachable from a module within its crate.
 fn reached(edges: &BTreeMap<Names, BTreeSet<Names>>, from: &Names) -> BTreeSet<Names> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![from.clone()]);
     while let Some(at) = open.pop() {
@@ -303,10 +306,12 @@ fn paths_are_followed_to_the_files_that_define_what_they_name() {
         (module, file)
     };
     let source: BTreeMap<Names, SourceFile> = [
-        parsed(&["a"], "mod b; pub use b::B; use crate::c::d::D; fn f() { b::g() }"),
-        parsed(&["a", "b"], "use super::super::c; pub struct B; impl B { fn one() {} fn two() {} } mod inner { use super::B; }"),
-        parsed(&["c"], "pub use crate::a::B as Other; #[cfg(test)] mod tests { use crate::a::b::B; }"),
-        parsed(&["c", "d"], "use super::Other; pub(in crate::c) struct D;"),
+        parsed(&["x"], "mod a; mod c;"),
+        parsed(&["x", "a"], "mod b; pub use b::B; use crate::c::d::D; fn f() { b::g() }"),
+        parsed(&["x", "a", "b"], "use super::super::c; pub struct B; impl B { fn one() {} fn two() {} } mod inner { use super::B; }"),
+        parsed(&["x", "c"], "pub use crate::a::B as Other; #[cfg(test)] mod tests { use crate::a::b::B; }"),
+        parsed(&["x", "c", "d"], "use super::Other; pub(in crate::c) struct D;"),
+        parsed(&["y"], "use ckptfs_x::c::Other;"),
     ]
     .into();
     let to = |module: &[&str]| -> BTreeSet<String> {
@@ -321,19 +326,20 @@ fn paths_are_followed_to_the_files_that_define_what_they_name() {
     let set = |names: &[&str]| -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
     };
-    assert_eq!(to(&["a"]), set(&["a::b", "c::d"]));
+    assert_eq!(to(&["x", "a"]), set(&["x::a::b", "x::c::d"]));
     assert_eq!(
-        to(&["a", "b"]),
-        set(&["a::b", "c"]),
+        to(&["x", "a", "b"]),
+        set(&["x::a::b", "x::c"]),
         "an inline module is the file that it is in"
     );
     assert_eq!(
-        (to(&["c"]), to(&["c", "d"])),
-        (set(&[]), set(&["a::b"])),
+        (to(&["x", "c"]), to(&["x", "c", "d"])),
+        (set(&[]), set(&["x::a::b"])),
         "through a re-export"
     );
+    assert_eq!(to(&["y"]), set(&["x::a::b"]), "in another crate");
     assert_eq!(
-        source[&vec!["a".to_owned(), "b".to_owned()]].methods["B"],
+        source[&["x", "a", "b"].map(str::to_owned).to_vec()].methods["B"],
         2
     );
 }

@@ -58,9 +58,13 @@ fn normal(path: &Path) -> PathBuf {
 
 /// Returns the roots of compilation units, and whether each is a test target.
 fn targets() -> Vec<(PathBuf, bool)> {
-    let mut found = ["src/lib.rs", "src/main.rs", "src/csi/build.rs"]
+    let mut found = ["src/main.rs", "src/build.rs", "tests/testkit/lib.rs"]
         .map(|path| (PathBuf::from(path), false))
         .to_vec();
+    for manifest in files("src", "toml") {
+        let dir = manifest.parent().unwrap();
+        found.extend(["lib.rs", "build.rs"].map(|name| (dir.join(name), false)));
+    }
     for dir in ["tests", "benches"] {
         for path in files(dir, "rs") {
             let depth = path.iter().count();
@@ -121,4 +125,50 @@ fn has_tests(code: &str) -> bool {
     ]
     .iter()
     .any(|sign| code.contains(sign))
+}
+
+/// Returns the names of the public items that a source file defines: functions, methods, types and
+/// constants, but not those of traits.
+fn public_items(code: &str) -> Vec<&str> {
+    let all = words(code);
+    let mut found = Vec::new();
+    for three in all.windows(3) {
+        let [(_, visible), (_, kind), (at, name)] = three else {
+            continue;
+        };
+        let kinds = ["fn", "struct", "enum", "const", "static", "type", "trait"];
+        if *visible == "pub" && kinds.contains(kind) && *name != "fn" && *at > 0 {
+            found.push(*name);
+        }
+    }
+    found
+}
+
+#[test]
+fn every_public_item_is_used() {
+    let mut counts = std::collections::HashMap::<String, usize>::new();
+    let code: Vec<(PathBuf, String)> = our_code()
+        .into_iter()
+        .map(|path| (path.clone(), code_of(&read(&path))))
+        .collect();
+    for (_, code) in &code {
+        for (_, word) in words(code) {
+            *counts.entry(word.to_owned()).or_default() += 1;
+        }
+    }
+    let mut offences = Vec::new();
+    for (path, code) in code.iter().filter(|(path, _)| path.starts_with("src")) {
+        for name in public_items(code) {
+            if counts.get(name) == Some(&1) {
+                offences.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    expect_none("every public item is used", &offences);
+    assert_eq!(
+        public_items(
+            "pub fn a() { pub struct B; } fn c() {} pub const D: u8 = 1; pub const fn e() {}"
+        ),
+        ["a", "B", "D"]
+    );
 }

@@ -1,17 +1,17 @@
 //! The record of a checkpoint, and lists of checkpoints.
 
-use ckptfs::api::{CheckpointOptions, ListCheckpoints, Query, ShowCheckpoint, StateName};
-use ckptfs::internals::store::Store;
-use ckptfs::internals::store::ids::CheckpointId;
-use ckptfs::internals::store::journal::codec;
-use ckptfs::internals::store::record::{Checkpoint, Reason, Record};
-
 use super::served::InProcessEngine;
 use super::snapshot::{EACH_BYTES, project};
 use super::tell;
 use crate::alloc::{self, Op};
 use crate::report::Report;
 use crate::world::{SeedEnv, remove};
+use ckptfs_api::{
+    CheckpointId, CheckpointOptions, ListCheckpoints, Query, Reason, ShowCheckpoint, StateName,
+};
+use ckptfs_store::Store;
+use ckptfs_store::journal::codec;
+use ckptfs_store::record::{Checkpoint, Record};
 
 const RECORD: &str = "JVS: Descriptors (the record of a checkpoint in the journal)";
 const VERIFY: &str = "JVS: Verification";

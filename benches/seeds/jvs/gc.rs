@@ -1,13 +1,12 @@
 //! Planning and removing checkpoints.
 
-use ckptfs::api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
-
 use super::served::InProcessEngine;
 use super::snapshot::{EACH_BYTES, project};
 use super::tell;
 use crate::alloc::{self, Op};
 use crate::report::Report;
 use crate::world::SeedEnv;
+use ckptfs_api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
 
 const TITLE: &str = "JVS: GC Operations";
 

@@ -4,17 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ckptfs::Verb;
-use ckptfs::api::{
-    CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, VerbResult,
-    VerifyOptions,
-};
-use ckptfs::internals::engine::request::{Caller, LookupResult, NodeId, Service};
-use ckptfs::internals::engine::{Config, Engine};
-use ckptfs::internals::store::record::Actor;
-use ckptfs::internals::sys;
-
 use crate::world::remove;
+use ckptfs_api::{
+    Actor, CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName,
+    VerbResult, VerifyOptions,
+};
+use ckptfs_core::engine::request::{Caller, LookupResult, NodeId, Service};
+use ckptfs_core::engine::verb::Execute;
+use ckptfs_core::engine::{Config, Engine};
+use ckptfs_sys as sys;
 
 const ROOT: NodeId = NodeId(1);
 const CALLER: Caller = Caller {
@@ -88,7 +86,7 @@ impl InProcessEngine {
             .expect("a file can be removed");
     }
 
-    pub fn ask<V: Verb>(&self, verb: V) -> VerbResult<V::Answer> {
+    pub fn ask<V: Execute>(&self, verb: V) -> VerbResult<V::Answer> {
         verb.run(&self.engine, &Self::actor().into())
     }
 

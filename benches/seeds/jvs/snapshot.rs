@@ -1,7 +1,5 @@
 //! Making a checkpoint, and the cost of the first writes after it.
 
-use ckptfs::internals::engine::request::NodeId;
-
 use super::served::InProcessEngine;
 use super::{by_engine, tell};
 use crate::alloc::Op;
@@ -11,6 +9,7 @@ use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
 use crate::world::{SeedEnv, cp, remove, timed};
+use ckptfs_core::engine::request::NodeId;
 
 const TITLE: &str = "JVS: Snapshot Operations";
 /// "Small files (<100KB)" and "Medium files (~1MB)".

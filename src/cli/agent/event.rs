@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::super::error::error;
 use super::super::hook::{one_line, subject};
-use crate::engine::api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult};
 
 /// Limit of a prompt's first line, or of a tool's subject, in characters.
 const SUBJECT_CHARS_MAX: usize = 200;

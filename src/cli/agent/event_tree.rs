@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::super::locate::{self, ServedTree, TreeLocation};
 use super::super::mounts;
 use super::event::Event;
-use crate::engine::api::VerbResult;
+use ckptfs_api::VerbResult;
 
 /// How checkpoints can be made.
 pub enum CheckpointRoute {

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::{ErrorContext, error, hinted, io_error};
 use super::agents::Scope;
-use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
-use crate::transfer::dirs::open_below;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
+use ckptfs_transfer::dirs::open_below;
 
 /// Limit of the size of settings.
 pub const BYTES_MAX: u64 = 4 << 20;
@@ -152,7 +152,7 @@ fn read(path: &Path, held: &OwnedFd) -> VerbResult<String> {
     String::from_utf8(bytes).map_err(|_| refused(path, "it is not UTF-8"))
 }
 
-fn refused(path: &Path, why: &str) -> crate::engine::api::VerbError {
+fn refused(path: &Path, why: &str) -> ckptfs_api::VerbError {
     hinted(
         Code::BadValue,
         format!("{} was left alone: {why}", path.display()),

@@ -19,10 +19,10 @@ use super::super::past;
 use super::event::{AgentEventKind, Event};
 use super::event_tree::CheckpointRoute;
 use super::{event_tree, labels, prior_checkpoint, process, summary, worktree};
-use crate::engine::api::attribution::OnlyBy;
-use crate::engine::api::{Change, ChangeKind, CheckpointOptions, Code, StateName, VerbResult};
-use crate::store::ids::CheckpointId;
-use crate::sys::Kind;
+use ckptfs_api::{
+    Change, ChangeKind, CheckpointId, CheckpointOptions, Code, OnlyBy, StateName, VerbResult,
+};
+use ckptfs_sys::Kind;
 
 /// Limit of an event, which may contain a whole file.
 const INPUT_BYTES_MAX: u64 = 64 << 20;

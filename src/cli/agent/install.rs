@@ -16,8 +16,8 @@ use super::super::output::Out;
 use super::agents::{ALL, Agent, Scope};
 use super::files::{self, SettingsFile};
 use super::settings;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::word;
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, VerbResult};
 
 /// The agent, and the scope.
 #[derive(Debug, clap::Args)]

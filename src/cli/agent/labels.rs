@@ -1,9 +1,8 @@
 //! The note of an agent's checkpoint: a first line for the user, and labels (lines `KEY: VALUE` at
 //! its end). The name of a checkpoint made by mkdir(2) contains the same.
 
-use crate::engine::api::CheckpointInfo;
-use crate::store::record::Reason;
-use crate::sys;
+use ckptfs_api::{CheckpointInfo, Reason};
+use ckptfs_sys as sys;
 
 /// Prefix of the name of a checkpoint made for a prompt by mkdir(2).
 const DIR_PREFIX: &str = "prompt.";

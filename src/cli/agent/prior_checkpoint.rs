@@ -7,8 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 
 use super::event::Event;
-use crate::store::ids::CheckpointId;
-use crate::sys;
+use ckptfs_api::CheckpointId;
+use ckptfs_sys as sys;
 
 /// Limit of the content of such a file.
 const NUMBER_BYTES_MAX: u64 = 20;

@@ -1,6 +1,6 @@
 //! The process of the agent that called a hook.
 
-use crate::sys;
+use ckptfs_sys as sys;
 
 /// Programs that only run a command for another program.
 const SHELLS: [&str; 14] = [

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::super::error::hinted;
 use super::agents::{Settings, is_ours};
-use crate::engine::api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, VerbError, VerbResult};
 
 /// Limit of nested objects and lists, because the parser has no limit.
 const DEPTH_MAX: usize = 200;

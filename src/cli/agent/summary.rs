@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::output::escape;
-use crate::engine::api::{Change, ChangeKind};
-use crate::sys::Kind;
+use ckptfs_api::{Change, ChangeKind};
+use ckptfs_sys::Kind;
 
 /// A command that changed up to this number of paths, and removed none, is not reported.
 const CHANGED_MAX: usize = 10;

@@ -15,7 +15,7 @@ use super::super::error::{ErrorContext, Outcome, error};
 use super::super::locate::ServedTree;
 use super::event::Event;
 use super::event_tree::{self, CheckpointRoute};
-use crate::engine::api::{Code, DropBranch, ListBranches, VerbResult};
+use ckptfs_api::{Code, DropBranch, ListBranches, VerbResult};
 
 /// Limit of a name, in characters.
 const NAME_CHARS_MAX: usize = 60;

@@ -13,10 +13,10 @@ use super::super::context::Context;
 use super::super::error::{Outcome, plain};
 use super::super::locate;
 use super::super::output::Out;
-use crate::engine::api::{
+use ckptfs_api::{
     ChangeKind, Clash, Conflict, ListConflicts, Touch, TreePath, WatchConflicts, Watched,
 };
-use crate::sys;
+use ckptfs_sys as sys;
 
 const SHELL: &str = "/bin/sh";
 

@@ -12,11 +12,12 @@ use super::super::mounts;
 use super::super::output::Out;
 use super::super::past;
 use super::git::{self, DOT_GIT, GitState};
-use crate::control::{StoreDir, is_same};
-use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
-use crate::engine::branches::{self, check_name};
-use crate::engine::display::word;
-use crate::sys;
+use ckptfs_api::display::word;
+use ckptfs_api::{
+    BranchInfo, Code, CreateBranch, StateName, StoreDir, VerbError, VerbResult, is_same,
+};
+use ckptfs_core::engine::branches::{self, check_name};
+use ckptfs_sys as sys;
 
 /// Create a branch, and print its path
 ///

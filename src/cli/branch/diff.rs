@@ -5,7 +5,7 @@ use super::super::error::Outcome;
 use super::super::locate::{self, ServedTree};
 use super::super::past::{StateTree, state};
 use super::super::{changes, diff, hunks::Style};
-use crate::engine::api::{BranchInfo, DiffBranch, MergeBase};
+use ckptfs_api::{BranchInfo, DiffBranch, MergeBase};
 
 /// List the changes of a branch since it began, or was last merged or updated
 #[derive(Debug, clap::Args)]

@@ -10,10 +10,10 @@ use super::super::mount_users::{self, VisibleTree};
 use super::super::output::Out;
 use super::super::{changes, mounts};
 use super::git;
-use crate::engine::api::{
+use ckptfs_api::display::word;
+use ckptfs_api::{
     BranchInfo, Code, DropBranch, DroppedBranch, ListBranches, VerbError, VerbResult,
 };
-use crate::engine::display::word;
 
 /// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
 ///

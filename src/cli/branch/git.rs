@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::super::error::{ErrorContext, hinted};
-use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Access, Errno, Kind, OpenKind, RenameMode, Stat, SysResult};
-use crate::transfer::dirs::remove_tree;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, RenameMode, Stat, SysResult};
+use ckptfs_transfer::dirs::remove_tree;
 pub use repository::DOT_GIT;
 use repository::{HEADS, Head, Repository, WORKTREES};
 

@@ -4,7 +4,7 @@ use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::output::{Out, width};
 use super::super::{locate, size};
-use crate::engine::api::{BranchInfo, ListBranches};
+use ckptfs_api::{BranchInfo, ListBranches};
 
 /// List the branches: name, base, number of changed paths, space, location
 #[derive(Debug, Default, clap::Args)]

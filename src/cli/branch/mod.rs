@@ -16,7 +16,7 @@ use clap::Subcommand;
 use super::context::Context;
 use super::error::{Outcome, error};
 use super::locate::{self, ServedTree};
-use crate::engine::api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult};
+use ckptfs_api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult};
 
 /// Branches: writable second trees that start from a checkpoint of this one
 ///

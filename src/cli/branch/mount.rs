@@ -4,7 +4,7 @@ use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::locate;
 use super::super::progress::Spinner;
-use crate::engine::api::MountBranch;
+use ckptfs_api::MountBranch;
 
 /// Mount a branch again, and print its path
 #[derive(Debug, clap::Args)]

@@ -4,7 +4,7 @@ use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::locate;
 use super::drop::recall_in_git;
-use crate::engine::api::ReviveBranch;
+use ckptfs_api::ReviveBranch;
 
 /// Bring a dropped branch back to its directory, and print the path
 #[derive(Debug, clap::Args)]

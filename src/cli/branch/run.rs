@@ -26,9 +26,9 @@ use super::super::run::{CommandResult, execute};
 use super::super::run_at::{enter_again, own_mounts};
 use super::create;
 use super::git::DOT_GIT;
-use crate::engine::api::{BranchInfo, Code, ListBranches, TreePath, VerbError, VerbResult};
-use crate::engine::display::word;
-use crate::sys::{self, Errno};
+use ckptfs_api::display::word;
+use ckptfs_api::{BranchInfo, Code, ListBranches, TreePath, VerbError, VerbResult};
+use ckptfs_sys::{self as sys, Errno};
 
 /// Environment variable with the name of the branch.
 const VARIABLE: &str = "CKPTFS_BRANCH";

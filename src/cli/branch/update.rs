@@ -6,7 +6,7 @@ use super::super::interrupt::Interrupt;
 use super::super::merge::{PolicyArgs, clashes, is_whole, print_merged, settle_by};
 use super::super::restore::TimesArg;
 use super::super::{changes, locate, time};
-use crate::engine::api::{Merged, StateName, Times, UpdateBranch};
+use ckptfs_api::{Merged, StateName, Times, UpdateBranch};
 
 /// Merge into a branch the changes of its parent since the branch began, or was last updated
 ///

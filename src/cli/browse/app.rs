@@ -1,15 +1,13 @@
 //! State of the screen and the selection.
 
-use super::cli_command::CliCommand;
-use super::history::{BrowseEntry, History, PAGE, label};
-use crate::engine::api::{
-    Change, ChangeKind, CheckpointInfo, TreePath, VerbError, VerbResult, VersionKind,
-};
-use crate::store::ids::CheckpointId;
-use crate::sys::Kind;
-
 use super::super::output::{Out, escape};
 use super::super::{changes, listing, show, time};
+use super::cli_command::CliCommand;
+use super::history::{BrowseEntry, History, PAGE, label};
+use ckptfs_api::{
+    Change, ChangeKind, CheckpointId, CheckpointInfo, TreePath, VerbError, VerbResult, VersionKind,
+};
+use ckptfs_sys::Kind;
 
 /// A part of the screen that can have the focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +143,7 @@ impl App {
         self.rows = match &self.versions_of {
             Some(path) => {
                 let versions = self.history.versions(path)?.into_iter();
-                let row = |version: crate::engine::api::VersionInfo| CheckpointRow {
+                let row = |version: ckptfs_api::VersionInfo| CheckpointRow {
                     state: version.checkpoint,
                     change: Some(version.change),
                 };

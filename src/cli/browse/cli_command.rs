@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use super::super::error::ErrorContext;
 use super::super::output::escape;
-use crate::engine::api::{TreePath, VerbResult};
-use crate::engine::display::word;
+use ckptfs_api::display::word;
+use ckptfs_api::{TreePath, VerbResult};
 
 /// The arguments of `ckptfs`.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use super::super::output::escape;
 use super::app::{App, FilePane, ListState, Pane, Popup};
 use super::keys::KEYS;
-use crate::engine::api::ChangeKind;
+use ckptfs_api::ChangeKind;
 
 /// Draws the whole screen.
 pub fn draw(app: &mut App, frame: &mut Frame<'_>) {

@@ -8,12 +8,11 @@ use super::super::output::{Out, escape};
 use super::super::past::{self, PathInState, StateTree};
 use super::super::patch;
 use super::super::show::names;
-use crate::engine::api::{
-    Change, CheckpointInfo, Code, Compare, ListVersions, Query, StateName, TreePath, VerbResult,
-    VersionInfo,
+use ckptfs_api::{
+    Change, CheckpointId, CheckpointInfo, Code, Compare, ListVersions, Query, StateName, TreePath,
+    VerbResult, VersionInfo,
 };
-use crate::store::ids::CheckpointId;
-use crate::sys::Kind;
+use ckptfs_sys::Kind;
 
 /// Number of checkpoints in one request.
 pub const PAGE: usize = 200;

@@ -4,8 +4,8 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{App, FilePane, InputAction, ListState, Pane, Popup};
 use super::cli_command::CliCommand;
-use crate::engine::api::{TreePath, VerbResult};
-use crate::sys::Kind;
+use ckptfs_api::{TreePath, VerbResult};
+use ckptfs_sys::Kind;
 
 /// Number of lines per page.
 const PAGE_LINES: isize = 20;

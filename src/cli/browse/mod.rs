@@ -22,7 +22,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::locate;
 use super::tree_path::in_tree;
-use crate::engine::api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult};
 
 /// The selection is read after this time without a key press, so scrolling does not wait for reads.
 const REST: Duration = Duration::from_millis(40);

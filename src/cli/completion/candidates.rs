@@ -15,8 +15,8 @@ use super::super::past;
 use super::super::show::names;
 use super::super::tree_path::in_tree;
 use super::super::{Cli, locate};
-use crate::engine::api::{ListBranches, Query, VerbResult};
-use crate::sys::Kind;
+use ckptfs_api::{ListBranches, Query, VerbResult};
+use ckptfs_sys::Kind;
 
 /// Limit of the wait for values while the user types.
 const LIMIT: Duration = Duration::from_millis(1500);
@@ -176,7 +176,7 @@ fn dropped(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
 
 fn branches_of(list: ListBranches) -> VerbResult<Vec<CompletionValue>> {
     let all = locate::history(dir().as_deref())?.ask(list)?;
-    let one = |branch: crate::engine::api::BranchInfo| {
+    let one = |branch: ckptfs_api::BranchInfo| {
         (branch.name.into_bytes(), branch.path.display().to_string())
     };
     Ok(all.into_iter().map(one).collect())

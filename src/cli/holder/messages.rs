@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::store::layout::StoreId;
-use crate::sys::{self, Errno, SysResult};
+use ckptfs_store::layout::StoreId;
+use ckptfs_sys::{self as sys, Errno, SysResult};
 
 /// Maximum size of a message, bytes.
 pub(super) const MESSAGE_MAX: usize = 64;

@@ -9,13 +9,12 @@ use super::messages::{
     MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently,
 };
 use super::null;
-use crate::cli::error::{ErrorContext, error};
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::succession::WorkerHandover;
-use crate::live::{FdKeeper, KeptFds};
-use crate::store::layout::StoreId;
-use crate::sys::host;
-use crate::sys::{self, Errno, Ledger, SysResult};
+use crate::error::{ErrorContext, error};
+use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_core::engine::succession::WorkerHandover;
+use ckptfs_core::live::{FdKeeper, KeptFds};
+use ckptfs_store::layout::StoreId;
+use ckptfs_sys::{self as sys, Errno, Ledger, SysResult, host};
 
 /// Limit of a terminating worker's wait for the end of the holder.
 const END_TIMEOUT: Duration = Duration::from_secs(5);

@@ -9,25 +9,24 @@ use serde::Serialize;
 use super::items::Item;
 use super::shared_projects::ContentSource;
 use super::target::{Target, TargetState};
-use crate::cli::context::Context;
-use crate::cli::error::{ErrorContext, Failure, Outcome, error, io_error};
-use crate::cli::progress::Bar;
-use crate::engine::api::{
-    ChangeTags, CheckpointInfo, CheckpointOptions, Code, GetStatus, Retag, ShowCheckpoint,
-    StateName, Status, VerbResult,
+use crate::context::Context;
+use crate::error::{ErrorContext, Failure, Outcome, error, io_error};
+use crate::progress::Bar;
+use ckptfs_api::{
+    ChangeTags, CheckpointId, CheckpointInfo, CheckpointOptions, Code, GetStatus, Retag,
+    ShowCheckpoint, StateName, Status, VerbResult,
 };
-use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno, OpenKind, Time};
-use crate::transfer::dirs::open_below;
-use crate::transfer::import::contents::{ContentCounts, ContentIndex};
-use crate::transfer::import::execute::{ImportResult, ImportRun};
-use crate::transfer::import::plan::{self, ImportPlan, TreePair};
-use crate::transfer::import::record::ImportRecord;
-use crate::transfer::import::record_files::{self, StoredRecord};
-use crate::transfer::import::scan::{self, InodeCounts, Scan};
-use crate::transfer::import::skipped::SkippedPath;
-use crate::transfer::snapshots::Snapshot;
-use crate::transfer::write::{DestState, Writer};
+use ckptfs_sys::{self as sys, Errno, OpenKind, Time};
+use ckptfs_transfer::dirs::open_below;
+use ckptfs_transfer::import::contents::{ContentCounts, ContentIndex};
+use ckptfs_transfer::import::execute::{ImportResult, ImportRun};
+use ckptfs_transfer::import::plan::{self, ImportPlan, TreePair};
+use ckptfs_transfer::import::record::ImportRecord;
+use ckptfs_transfer::import::record_files::{self, StoredRecord};
+use ckptfs_transfer::import::scan::{self, InodeCounts, Scan};
+use ckptfs_transfer::import::skipped::SkippedPath;
+use ckptfs_transfer::snapshots::Snapshot;
+use ckptfs_transfer::write::{DestState, Writer};
 
 /// Options of the import of items.
 pub struct ImportOptions {
@@ -219,7 +218,7 @@ pub fn import(
         TargetState::Tree => again(item, &source, target, how, (tag, kept), &mut made, context),
     };
     done?;
-    made.duration_us = crate::engine::api::microseconds(started.elapsed());
+    made.duration_us = ckptfs_api::microseconds(started.elapsed());
     Ok(made)
 }
 

@@ -3,18 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use crate::cli::context::Context;
-use crate::cli::error::{ErrorContext, hinted, io_error};
-use crate::cli::export_common;
-use crate::cli::locate::{self, TreeLocation};
-use crate::cli::progress::Spinner;
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::import::ImportAsk;
-use crate::sys::{self, Errno};
-use crate::transfer::import::contents;
-use crate::transfer::import::record::ImportRecord;
-use crate::transfer::import::record_files::StoredRecord;
-use crate::transfer::import::scan;
+use crate::context::Context;
+use crate::error::{ErrorContext, hinted, io_error};
+use crate::export_common;
+use crate::locate::{self, TreeLocation};
+use crate::progress::Spinner;
+use ckptfs_api::{Code, ImportAsk, VerbResult};
+use ckptfs_sys::{self as sys, Errno};
+use ckptfs_transfer::import::contents;
+use ckptfs_transfer::import::record::ImportRecord;
+use ckptfs_transfer::import::record_files::StoredRecord;
+use ckptfs_transfer::import::scan;
 
 /// A tree, and the known contents of its files.
 pub struct ContentSource {

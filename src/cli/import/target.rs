@@ -4,19 +4,20 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cli::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
-use crate::cli::export_common;
-use crate::cli::locate::{self, ServedTree, TreeLocation};
-use crate::control::{Client, STORE_NAME, StoreDir, is_same};
-use crate::engine::api::{Code, GetStatus, Status, TreePath, VerbError, VerbResult};
-use crate::engine::export::parts::Refused;
-use crate::engine::import::ImportAsk;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, SysResult};
-use crate::transfer::import::record_files;
-use crate::transfer::write::{StagingDir, Writer};
+use crate::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
+use crate::export_common;
+use crate::locate::{self, ServedTree, TreeLocation};
+use ckptfs_api::{
+    Client, Code, GetStatus, ImportAsk, Refused, STORE_NAME, Status, StoreDir, TreePath, VerbError,
+    VerbResult, is_same,
+};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Errno, SysResult};
+use ckptfs_transfer::import::record_files;
+use ckptfs_transfer::write::{StagingDir, Writer};
 
 /// Directory in the store where inodes are made before they are moved into the tree.
 const STAGE: &[u8] = b"tmp/restore";
@@ -275,20 +276,20 @@ impl Target {
 
     /// Returns a writer into the served tree, and its stage, of which [`DaemonStage::failed`]
     /// returns the error.
-    pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<DaemonStage>)> {
+    pub fn writer(&self) -> VerbResult<(Writer, Arc<DaemonStage>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;
         let root = daemon.mount.try_clone().on("a descriptor")?;
         let client = daemon.client.again().ok_or_else(lost)?;
         let dir = daemon.stage.try_clone().on("a descriptor")?;
-        let staged = std::sync::Arc::new(DaemonStage {
+        let staged = Arc::new(DaemonStage {
             dir,
             client: Mutex::new(client),
             waiting: Mutex::default(),
             done: Mutex::default(),
         });
         Ok((
-            Writer::staged(root, Box::new(std::sync::Arc::clone(&staged))),
+            Writer::staged(root, Arc::clone(&staged) as Arc<dyn StagingDir>),
             staged,
         ))
     }
@@ -349,7 +350,7 @@ impl DaemonStage {
     }
 }
 
-impl StagingDir for std::sync::Arc<DaemonStage> {
+impl StagingDir for DaemonStage {
     fn dir(&self) -> &OwnedFd {
         &self.dir
     }

@@ -10,7 +10,7 @@ use super::results::{
     names, warnings,
 };
 use super::{McpContext, params, paths_of};
-use crate::engine::api::{self, DropBranch, ListBranches, ListConflicts, Merge, VerbResult};
+use ckptfs_api::{self as api, DropBranch, ListBranches, ListConflicts, Merge, VerbResult};
 
 pub fn create(seat: &McpContext, asked: params::BranchCreate) -> VerbResult<BranchMade> {
     let mut served = seat.served()?;

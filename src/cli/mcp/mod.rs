@@ -21,8 +21,8 @@ use super::context::Context;
 use super::error::{ErrorContext, Outcome, error, hinted};
 use super::locate::{self, ServedTree};
 use super::tree_path::in_tree;
-use crate::engine::api::{Code, StateName, TreePath, VerbResult};
-use crate::sys;
+use ckptfs_api::{Code, StateName, TreePath, VerbResult};
+use ckptfs_sys as sys;
 
 /// Maximum number of paths in one call.
 const PATHS_MAX: usize = 1000;

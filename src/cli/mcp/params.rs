@@ -4,7 +4,7 @@
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
-use crate::engine::api::MergePolicy;
+use ckptfs_api::MergePolicy;
 
 /// Default and maximum number of listed items, such as changes and checkpoints.
 pub const LIMIT: usize = 200;

@@ -14,11 +14,11 @@ use super::super::past::{PathInState, StateTree, state};
 use super::super::patch;
 use super::results::{Changes, Diff, FileContent, Log, Status, Version, Versions, name, warnings};
 use super::{McpContext, params, path_of, paths_of, state_or_latest};
-use crate::engine::api::{
+use ckptfs_api::{
     Change, CheckpointInfo, Compare, GetStatus, ListBranches, ListVersions, Query, ShowCheckpoint,
     StateName, TreePath, VerbResult, VersionInfo, is_among,
 };
-use crate::sys::Kind;
+use ckptfs_sys::Kind;
 
 /// Maximum size of a version that is searched for a text, bytes.
 const LOOKED_AT_BYTES_MAX: u64 = 16 << 20;
@@ -56,7 +56,7 @@ pub fn log(seat: &McpContext, asked: params::Log) -> VerbResult<Log> {
         Some(path) => {
             let served = seat.served()?;
             query.path = Some(path_of(&served, path)?);
-            crate::control::VerbExecutor::Daemon(served.client)
+            ckptfs_daemon::VerbExecutor::Daemon(served.client)
         }
         None => locate::history(seat.dir.as_deref())?,
     };

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::output::escape;
 use super::super::show;
-use crate::engine::api::{self, ChangeKind, CheckpointInfo, TreePath, VersionKind};
+use ckptfs_api::{self as api, ChangeKind, CheckpointInfo, TreePath, VersionKind};
 
 /// Maximum length of a note or warning, characters.
 const NOTE_CHARS_MAX: usize = 1000;

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::super::error::error;
 use super::super::output::escape;
 use super::{McpContext, branches, params, read_tools, results, write_tools};
-use crate::engine::api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, VerbError, VerbResult};
 
 /// Maximum number of concurrent calls; further ones wait.
 const WORKING_MAX: usize = 4;

@@ -9,10 +9,9 @@ use super::results::{
     Changes, CheckpointResult, Restored, UnappliedPath, Undone, UndoneOperation, name, warnings,
 };
 use super::{McpContext, params, paths_of, state_or_latest};
-use crate::engine::api::attribution::{OnlyBy, RestoredOnly, SharedPath};
-use crate::engine::api::{
-    self, CheckpointOptions, Code, RestoreOptions, StateName, TreePath, UndoOptions, UndoWalk,
-    UndoneStep, VerbResult,
+use ckptfs_api::{
+    self, CheckpointOptions, Code, OnlyBy, RestoreOptions, RestoredOnly, SharedPath, StateName,
+    TreePath, UndoOptions, UndoWalk, UndoneStep, VerbResult,
 };
 
 pub fn checkpoint(seat: &McpContext, asked: params::Checkpoint) -> VerbResult<CheckpointResult> {
@@ -89,7 +88,7 @@ fn mine(served: &mut locate::ServedTree, only: OnlyBy) -> VerbResult<RestoredOnl
 }
 
 fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
-    let api::Restored {
+    let ckptfs_api::Restored {
         restored,
         guard,
         changes,

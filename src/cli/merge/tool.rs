@@ -20,12 +20,11 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use super::super::error::{ErrorContext, error, hinted};
 use super::super::interrupt::Interrupt;
-use crate::control::Client;
-use crate::engine::api::{
-    Code, Merge, MergeAnswer, MergeVersion, MergeVersions, TreePath, VerbError, VerbResult,
+use ckptfs_api::{
+    CheckpointId, Client, Code, Merge, MergeAnswer, MergeVersion, MergeVersions, TreePath,
+    VerbError, VerbResult,
 };
-use crate::store::ids::CheckpointId;
-use crate::tree::merge::text;
+use ckptfs_core::tree::merge::text;
 
 const SHELL: &str = "/bin/sh";
 /// The letters after `%`, in the order of the arguments: base, ours, theirs, marker length, path,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::super::error::hinted;
 use super::super::mounts;
-use crate::engine::api::{Code, VerbResult};
-use crate::sys::MountPoint;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_sys::MountPoint;
 
 /// Types of pseudo filesystems, as in the mount table.
 const INTERFACES: &[&str] = &[

@@ -7,9 +7,8 @@ use super::super::detached;
 use super::super::error::hinted;
 use super::super::launch::{self, DaemonParent, DaemonReady};
 use super::{PreparedMount, check_unserved};
-use crate::control::{Client, StoreDir};
-use crate::engine::api::{Code, GetStatus, VerbError, VerbResult};
-use crate::sys;
+use ckptfs_api::{Client, Code, GetStatus, StoreDir, VerbError, VerbResult};
+use ckptfs_sys as sys;
 
 /// Limit of the wait for the exit of an unmounted daemon: it closes its store, or was killed and
 /// waits for the kernel's writeback.

@@ -15,11 +15,10 @@ use super::super::context::Context;
 use super::super::error::{ErrorContext, Failure, Outcome};
 use super::super::locate::{self, ServedTree};
 use super::push::{self, Args};
-use crate::engine::Engine;
-use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError, VerbResult};
-use crate::store::ids::CheckpointId;
-use crate::sys;
-use crate::sys::lock::Mutex;
+use ckptfs_api::{CheckpointId, Code, ShowCheckpoint, StateName, VerbError, VerbResult};
+use ckptfs_core::engine::Engine;
+use ckptfs_sys as sys;
+use ckptfs_sys::lock::Mutex;
 
 /// Period of the check for a new checkpoint.
 const LOOK: Duration = Duration::from_secs(2);

@@ -15,14 +15,14 @@ use super::super::origin::OriginInputs;
 use super::super::output::can_ask;
 use super::super::remotes::names;
 use super::{oci, repository};
-use crate::engine::api::{Code, VerbResult};
-use crate::engine::display::word;
-use crate::engine::origin::ServedOrigin;
-use crate::remote::restic::lazy::record::StoredOrigin;
-use crate::remote::restic::lazy::{FetchOptions, RemoteBase};
-use crate::remote::restic::{OpenPurpose, guarded};
-use crate::sys;
-use crate::volumes::tool;
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, VerbResult};
+use ckptfs_core::engine::origin::ServedOrigin;
+use ckptfs_remote::restic::lazy::record::StoredOrigin;
+use ckptfs_remote::restic::lazy::{FetchOptions, RemoteBase};
+use ckptfs_remote::restic::{OpenPurpose, guarded};
+use ckptfs_sys as sys;
+use ckptfs_volumes::tool;
 
 /// Makes `dest`, which is empty or missing, a tree that looks through to a checkpoint of a remote,
 /// unless it is one already. `from`: `REMOTE[:ID]`.
@@ -51,7 +51,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Origi
         .on(dest.display())?
         .iter()
         .all(|entry| entry.name == b".ckptfs")
-        || crate::store::layout::is_made(&root)
+        || ckptfs_store::layout::is_made(&root)
     {
         return Err(hinted(
             Code::NotEmpty,
@@ -77,7 +77,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Origi
     if left_out > 0 {
         context.out.warn(&format!(
             "left out: {}, of kinds that cannot be made here",
-            crate::engine::display::count(left_out, "name")
+            ckptfs_api::display::count(left_out, "name")
         ));
     }
     Ok(OriginInputs {

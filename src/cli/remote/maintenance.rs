@@ -8,13 +8,12 @@ use super::super::progress::Spinner;
 use super::super::remotes::names;
 use super::super::{config, locate, size};
 use super::repository;
-use crate::engine::api::{Code, Retention};
-use crate::engine::display::{count, word};
-use crate::engine::retention;
-use crate::remote::limits::Limits;
-use crate::remote::restic::{OpenPurpose, PushedSnapshot};
-use crate::store::ids::CheckpointId;
-use crate::sys;
+use ckptfs_api::display::{count, word};
+use ckptfs_api::{CheckpointId, Code, Retention};
+use ckptfs_core::engine::retention;
+use ckptfs_remote::limits::Limits;
+use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot};
+use ckptfs_sys as sys;
 
 /// The arguments of `remote prune`.
 #[derive(Debug, clap::Args)]
@@ -114,7 +113,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
     let names = names()?;
     let named = names.get(&args.name)?;
     let store = repository::store_of(&mut locate::served(context.dir())?)?.unwrap_or_default();
-    let configured = Retention::of(&config::settings(context.dir())?);
+    let configured = ckptfs_core::engine::retention::configured(&config::settings(context.dir())?);
     let rules = Retention {
         keep_last: args.keep_last.or(configured.keep_last),
         keep_hourly: args.keep_hourly.or(configured.keep_hourly),

@@ -20,11 +20,10 @@ use super::context::Context;
 use super::error::{Outcome, error, io_error};
 use super::remotes::names;
 use super::{locate, size};
-use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
-use crate::engine::display::word;
-use crate::remote::restic::config::{RemoteConfig, RemoteConfigs};
-use crate::remote::restic::{OpenPurpose, guarded};
-use crate::store::ids::CheckpointId;
+use ckptfs_api::display::word;
+use ckptfs_api::{CheckpointId, CheckpointInfo, Code, ListCheckpoints, VerbResult};
+use ckptfs_remote::restic::config::{RemoteConfig, RemoteConfigs};
+use ckptfs_remote::restic::{OpenPurpose, guarded};
 
 /// Prefix of the address of an image.
 const OCI: &str = "oci://";

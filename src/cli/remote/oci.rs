@@ -12,21 +12,21 @@ use super::super::past::StateTree;
 use super::super::progress::Bar;
 use super::super::{locate, size, time};
 use super::{pull, push};
-use crate::engine::api::{
-    CheckpointInfo, Code, ShowCheckpoint, StateName, VerbResult, host_path, microseconds,
+use ckptfs_api::display::count as plural;
+use ckptfs_api::{
+    CheckpointId, CheckpointInfo, Code, ShowCheckpoint, StateName, VerbResult, host_path,
+    microseconds,
 };
-use crate::engine::display::count as plural;
-use crate::remote::oci::image::{self, ImageOrigin};
-use crate::remote::oci::layer::{self, Layer, LayerChanges, LayerCounts};
-use crate::remote::oci::pull::{fetch, find};
-use crate::remote::oci::push::{Base, PutResult, base_for, put, put_again};
-use crate::remote::oci::registry::Registry;
-use crate::remote::oci::unpack::{self, LeftOutCounts};
-use crate::remote::oci::{ImageRef, SCHEME, auth};
-use crate::store::ids::CheckpointId;
-use crate::sys;
-use crate::transfer::mark::ExportMark;
-use crate::transfer::write::{DestState, Writer};
+use ckptfs_remote::oci::image::{self, ImageOrigin};
+use ckptfs_remote::oci::layer::{self, Layer, LayerChanges, LayerCounts};
+use ckptfs_remote::oci::pull::{fetch, find};
+use ckptfs_remote::oci::push::{Base, PutResult, base_for, put, put_again};
+use ckptfs_remote::oci::registry::Registry;
+use ckptfs_remote::oci::unpack::{self, LeftOutCounts};
+use ckptfs_remote::oci::{ImageRef, SCHEME, auth};
+use ckptfs_sys as sys;
+use ckptfs_transfer::mark::ExportMark;
+use ckptfs_transfer::write::{DestState, Writer};
 
 /// Options for a registry.
 #[derive(Debug, clap::Args)]

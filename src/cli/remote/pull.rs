@@ -14,16 +14,14 @@ use super::super::locate;
 use super::super::progress::Bar;
 use super::super::remotes::names;
 use super::{oci, pull_branch, repository};
-use crate::engine::api::{Code, VerbResult, host_path, microseconds};
-use crate::engine::display::word;
-use crate::engine::export::parts::Refused;
-use crate::remote::restic::pull::SnapshotFeed;
-use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
-use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno};
-use crate::transfer::mark::ExportMark;
-use crate::transfer::write::{DestState, Writer};
-use crate::transfer::{PartSource, hand_over};
+use ckptfs_api::display::word;
+use ckptfs_api::{CheckpointId, Code, Refused, VerbResult, host_path, microseconds};
+use ckptfs_remote::restic::pull::SnapshotFeed;
+use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
+use ckptfs_sys::{self as sys, Errno};
+use ckptfs_transfer::mark::ExportMark;
+use ckptfs_transfer::write::{DestState, Writer};
+use ckptfs_transfer::{PartSource, hand_over};
 
 /// Threads that fetch and write.
 const THREADS: usize = 2;
@@ -218,7 +216,7 @@ pub(super) fn choose(
     pushed.pop().ok_or_else(|| unknown((remote, id), is_there))
 }
 
-fn unknown((remote, id): (&str, &str), is_there: bool) -> crate::engine::api::VerbError {
+fn unknown((remote, id): (&str, &str), is_there: bool) -> ckptfs_api::VerbError {
     let hint = if is_there {
         format!(
             "ckptfs remote log {} --all lists what is there",

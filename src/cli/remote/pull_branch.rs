@@ -19,15 +19,15 @@ use super::super::remotes::names;
 use super::pull::{Args, choose, fetch};
 use super::push::is_of;
 use super::repository;
-use crate::engine::api::{
-    CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
+use ckptfs_api::{
+    CheckpointId, CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path,
+    microseconds,
 };
-use crate::engine::checkpoint::check_tag;
-use crate::remote::restic::{OpenPurpose, PushedSnapshot};
-use crate::store::ids::CheckpointId;
-use crate::store::journal::codec::TAGS_MAX;
-use crate::sys::{self, OpenKind};
-use crate::transfer::write::Writer;
+use ckptfs_core::engine::checkpoint::check_tag;
+use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot};
+use ckptfs_store::journal::codec::TAGS_MAX;
+use ckptfs_sys::{self as sys, OpenKind};
+use ckptfs_transfer::write::Writer;
 
 #[derive(Serialize)]
 struct Answer {

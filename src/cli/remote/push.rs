@@ -14,14 +14,13 @@ use super::super::progress::Bar;
 use super::super::remotes::names;
 use super::super::{size, time};
 use super::{auto, oci, repository};
-use crate::engine::api::{
-    CheckpointInfo, Code, ListCheckpoints, NotePush, PinCheckpoint, ShowCheckpoint, StateName,
-    VerbResult, microseconds, push_pin,
+use ckptfs_api::display::count as plural;
+use ckptfs_api::{
+    CheckpointId, CheckpointInfo, Code, ListCheckpoints, NotePush, PinCheckpoint, ShowCheckpoint,
+    StateName, VerbResult, microseconds, push_pin,
 };
-use crate::engine::display::count as plural;
-use crate::remote::restic::push::PushSource;
-use crate::remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
-use crate::store::ids::CheckpointId;
+use ckptfs_remote::restic::push::PushSource;
+use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
 ///

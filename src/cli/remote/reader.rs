@@ -7,11 +7,11 @@ use super::super::error::{ErrorContext, Outcome};
 use super::super::holder::null;
 use super::super::remotes::names;
 use super::repository;
-use crate::engine::origin::TYPED_PASSWORD;
-use crate::remote::limits::Limits;
-use crate::remote::restic::OpenPurpose;
-use crate::remote::restic::lazy::reader;
-use crate::sys::{self, host};
+use ckptfs_core::engine::origin::TYPED_PASSWORD;
+use ckptfs_remote::limits::Limits;
+use ckptfs_remote::restic::OpenPurpose;
+use ckptfs_remote::restic::lazy::reader;
+use ckptfs_sys::{self as sys, host};
 
 /// The process that reads a remote for a daemon, which starts it
 #[derive(Debug, clap::Args)]

@@ -8,7 +8,7 @@ use super::super::output::Role;
 use super::super::remotes::names;
 use super::super::{locate, time};
 use super::repository;
-use crate::remote::restic::{OpenPurpose, PushedSnapshot};
+use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot};
 
 /// A checkpoint in a remote, in the output of `--json`.
 #[derive(Serialize)]

@@ -4,10 +4,9 @@ use super::super::error::{error, hinted, io_error};
 use super::super::export_common::ExportStream;
 use super::super::locate::ServedTree;
 use super::super::output::can_ask;
-use crate::engine::api::{Code, ListCheckpoints, VerbResult};
-
-use crate::remote::restic::config::RemoteConfig;
-use crate::remote::restic::{OpenPurpose, Remote};
+use ckptfs_api::{Code, ListCheckpoints, VerbResult};
+use ckptfs_remote::restic::config::RemoteConfig;
+use ckptfs_remote::restic::{OpenPurpose, Remote};
 
 /// Opens a repository; asks for the password if none is configured.
 ///

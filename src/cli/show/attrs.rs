@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::super::past::StateTree;
 use super::super::time;
-use crate::engine::api::TreePath;
-use crate::sys::{self, Kind, SysResult, Time};
+use ckptfs_api::TreePath;
+use ckptfs_sys::{self as sys, Kind, SysResult, Time};
 
 /// Attributes in the output of `--json`.
 #[derive(Serialize)]

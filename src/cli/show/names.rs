@@ -8,9 +8,9 @@ use super::super::error::Outcome;
 use super::super::output::{Out, width};
 use super::super::past::PathInState;
 use super::attrs;
-use crate::engine::api::TreePath;
-use crate::engine::import::is_of_no_tree;
-use crate::sys::{self, Kind, SysResult};
+use ckptfs_api::TreePath;
+use ckptfs_core::engine::import::is_of_no_tree;
+use ckptfs_sys::{self as sys, Kind, SysResult};
 
 /// How names are printed.
 #[derive(Clone, Copy, Debug)]

@@ -8,19 +8,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::END_TIMEOUT;
-use crate::cli::control_socket::EndReason;
-use crate::cli::error::{hinted, io_error};
-use crate::cli::mount_users::{self, VisibleTree};
-use crate::cli::output::escape;
-use crate::cli::{detached, mounts, transient_users};
-use crate::control::ServerHandle;
-use crate::engine::Engine;
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::branches::UnmountMode;
-use crate::engine::place::TrackedMount;
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno, MountPoint};
-use crate::volumes::mount_facts;
+use crate::control_socket::EndReason;
+use crate::error::{hinted, io_error};
+use crate::mount_users::{self, VisibleTree};
+use crate::output::escape;
+use crate::{detached, mounts, transient_users};
+use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_core::engine::Engine;
+use ckptfs_core::engine::branches::UnmountMode;
+use ckptfs_core::engine::place::TrackedMount;
+use ckptfs_daemon::ServerHandle;
+use ckptfs_sys::lock::{Condvar, Mutex};
+use ckptfs_sys::{self as sys, Errno, MountPoint};
+use ckptfs_volumes::mount_facts;
 
 /// Time in which an unmounted branch ends, unless a process has a file of it open.
 const LEAVING: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ pub(super) struct ServedBranch {
     /// The `abort` file of its FUSE connection, if found. It is opened while the connection exists,
     /// because the kernel reuses the number afterwards.
     abort: OnceLock<File>,
-    /// Its engine is closed in the background: [`crate::engine::branches::Host::leave`].
+    /// Its engine is closed in the background: [`ckptfs_core::engine::branches::Host::leave`].
     pub(super) left: AtomicBool,
     stage: Mutex<EndStage>,
     changed: Condvar,

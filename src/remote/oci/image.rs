@@ -15,8 +15,7 @@ use serde_json::Value;
 
 use super::digest_of;
 use super::layer::Layer;
-use crate::engine::api::{CheckpointInfo, Code, VerbResult, error};
-use crate::store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, CheckpointInfo, Code, VerbResult, error};
 
 /// Above this number, all layers are replaced by one: container engines support about 127.
 pub const LAYERS_MAX: usize = 100;
@@ -269,7 +268,7 @@ impl Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::oci::layer::LayerCounts;
+    use crate::oci::layer::LayerCounts;
 
     fn layer(content: &[u8]) -> Layer {
         Layer {

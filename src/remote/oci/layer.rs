@@ -18,14 +18,13 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::{HashingIo, bare, in_scratch, scratch};
-use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
-use crate::engine::export::parts::{ExportEntry, Refused};
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
-use crate::transfer::dirs::{open_below, split};
-use crate::transfer::tar::Stream;
-use crate::transfer::verified_stream::{self, BufferedContent, is_below};
-use crate::transfer::{PartSource, Sink};
+use ckptfs_api::{Code, ExportEntry, Refused, TreePath, VerbError, VerbResult, hinted, io_error};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, SysResult};
+use ckptfs_transfer::dirs::{open_below, split};
+use ckptfs_transfer::tar::Stream;
+use ckptfs_transfer::verified_stream::{self, BufferedContent, is_below};
+use ckptfs_transfer::{PartSource, Sink};
 
 /// Prefix of the names of whiteouts.
 pub const WHITEOUT: &[u8] = b".wh.";

@@ -25,9 +25,10 @@ use std::io::{self, Write};
 use oci_spec::distribution::Reference;
 use sha2::{Digest as _, Sha256};
 
-use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
-use crate::engine::export::parts::{ExportData, ExportEntry};
-use crate::sys::Kind;
+use ckptfs_api::{
+    Code, ExportData, ExportEntry, TreePath, VerbError, VerbResult, hinted, io_error,
+};
+use ckptfs_sys::Kind;
 
 /// The media type of manifests that we put.
 const MANIFEST_KIND: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -6,8 +6,8 @@ use super::image::{self, Image};
 use super::registry::Registry;
 use super::unpack::{LayerCompression, PackedLayer};
 use super::{digest_of, scratch};
-use crate::engine::api::{Code, VerbResult, error};
-use crate::remote::limits;
+use crate::limits;
+use ckptfs_api::{Code, VerbResult, error};
 
 /// Limit of layers in an image.
 const LAYERS_MAX: usize = 500;
@@ -130,7 +130,7 @@ fn packing_of(kind: &MediaType) -> VerbResult<LayerCompression> {
     })
 }
 
-fn unknown(kind: &str) -> crate::engine::api::VerbError {
+fn unknown(kind: &str) -> ckptfs_api::VerbError {
     let kind: String = kind.chars().take(100).collect();
     error(
         Code::RemoteFailed,

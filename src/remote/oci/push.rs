@@ -3,8 +3,7 @@
 use super::image::{self, Image, ImageOrigin, LAYERS_MAX};
 use super::layer::{self, Layer};
 use super::registry::Registry;
-use crate::engine::api::VerbResult;
-use crate::store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, VerbResult};
 
 /// Limit of other tags searched for a base image.
 const TAGS_MAX: usize = 32;

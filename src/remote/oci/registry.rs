@@ -21,8 +21,8 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 
 use super::auth::{FoundLogin, PASSWORD_VARIABLE, USER_VARIABLE};
 use super::{HashingIo, ImageRef, digest_of, in_scratch};
-use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
-use crate::remote::http::{client, tls_trouble};
+use crate::http::{client, tls_trouble};
+use ckptfs_api::{Code, VerbError, VerbResult, error, hinted};
 use reasons::{plainly, reason_of};
 
 /// Size limit of a manifest; registries have the same limit.

@@ -19,14 +19,14 @@ use std::os::unix::fs::MetadataExt;
 use super::layer::{OPAQUE, WHITEOUT};
 use super::untar::{self, Untar};
 use super::{HashingIo, bare, in_scratch, scratch};
-use crate::engine::api::{Code, TreePath, VerbError, VerbResult, error};
-use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
-use crate::remote::limits::{self, IMAGE_DEPTH_MAX, IMAGE_ENTRY_BYTES, Limits};
-use crate::store::layout::{STORE_NAME, is_own_xattr};
-use crate::sys::{self, Errno, Kind, SysResult};
-use crate::transfer::dirs::{DirCache, split};
-use crate::transfer::is_zeros;
-use crate::transfer::write::Writer;
+use crate::limits::{self, IMAGE_DEPTH_MAX, IMAGE_ENTRY_BYTES, Limits};
+use ckptfs_api::{
+    Code, ExportData, ExportEntry, Refused, STORE_NAME, TreePath, VerbError, VerbResult, error,
+};
+use ckptfs_sys::{self as sys, Errno, Kind, SysResult, is_own_xattr};
+use ckptfs_transfer::dirs::{DirCache, split};
+use ckptfs_transfer::is_zeros;
+use ckptfs_transfer::write::Writer;
 
 /// Size of the buffers.
 const CHUNK_BYTES: usize = 256 << 10;

@@ -7,9 +7,9 @@ use std::io::{self, Read};
 
 use tar::Header;
 
-use crate::engine::api::TreePath;
-use crate::sys::{self, Kind, Time};
-use crate::transfer::is_zeros;
+use ckptfs_api::TreePath;
+use ckptfs_sys::{self as sys, Kind, Time};
+use ckptfs_transfer::is_zeros;
 
 const BLOCK: usize = 512;
 /// Size limit of the extended headers of one entry: names, and extended attributes of at most 64

@@ -17,9 +17,9 @@ use super::rest::{Login, Rest};
 use super::s3::S3;
 use super::seal::{self, RepoKey, Size};
 use super::{failed, told};
-use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
-use crate::remote::limits::{CRYPT_BYTES, Limits, NODE_BYTES, RAISE};
-use crate::sys::lock::Mutex;
+use crate::limits::{CRYPT_BYTES, Limits, NODE_BYTES, RAISE};
+use ckptfs_api::{Code, VerbError, VerbResult, error, hinted};
+use ckptfs_sys::lock::Mutex;
 
 /// The kinds of addresses.
 const KINDS: &str = "a directory, s3:http(s)://HOST[:PORT]/BUCKET[/PATH], rest:http(s)://HOST[:PORT]/[PATH], \

@@ -16,9 +16,9 @@ use std::process::{Command, Stdio};
 use serde::{Deserialize, Serialize};
 
 use super::backend;
-use crate::engine::api::{Code, VerbError, VerbResult, hinted, io_error};
-use crate::engine::display::word;
-use crate::sys;
+use ckptfs_api::display::word;
+use ckptfs_api::{Code, VerbError, VerbResult, hinted, io_error};
+use ckptfs_sys as sys;
 
 /// The remotes of the system.
 pub const SYSTEM_FILE: &str = "/etc/ckptfs/remotes.toml";

@@ -8,12 +8,12 @@ use std::sync::OnceLock;
 use rustic_core::{DataId, IndexedFullStatus, Repository};
 
 use super::pull::{blob_length, is_hash};
-use crate::engine::export::parts::ExportEntry;
-use crate::store::layout::STORE_NAME;
-use crate::sys::{self, Access, Errno, Kind, OpenKind, SysResult};
-use crate::transfer::dirs::{open_below, split};
-use crate::transfer::inode::is_as_told;
-use crate::transfer::walk::Walk;
+use ckptfs_api::ExportEntry;
+use ckptfs_store::layout::STORE_NAME;
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, SysResult};
+use ckptfs_transfer::dirs::{open_below, split};
+use ckptfs_transfer::inode::is_as_told;
+use ckptfs_transfer::walk::Walk;
 
 /// Minimum size of a file to be searched elsewhere; a smaller one is fetched sooner.
 const ELSEWHERE_BYTES_MIN: u64 = 64 << 10;

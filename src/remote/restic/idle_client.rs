@@ -17,7 +17,7 @@ use object_store::{ClientConfigKey, ClientOptions, PutPayload};
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Body, Client, Request, Response, StatusCode, Url};
 
-use crate::remote::http::{self, first_cause, tls_trouble};
+use crate::http::{self, first_cause, tls_trouble};
 
 /// Time limit of a connection attempt.
 pub const CONNECT_MAX: Duration = Duration::from_secs(15);

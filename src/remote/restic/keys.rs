@@ -9,8 +9,8 @@ use rustic_core::{FileType, ReadBackend};
 use serde_json::json;
 
 use super::{bad_password, failed};
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::remote::limits::{KEY_WORK_MAX, Limits};
+use crate::limits::{KEY_WORK_MAX, Limits};
+use ckptfs_api::{Code, VerbError, VerbResult, hinted};
 
 const HOSTILE: &str =
     "look whether the address is the right one: ckptfs remote; the server may be hostile";

@@ -10,8 +10,8 @@ use rustic_core::repofile::{Node, NodeType};
 use rustic_core::{IndexedFullStatus, Repository, TreeId};
 
 use super::{PushedSnapshot, failed, trouble_of};
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::remote::limits::{self, DEPTH_MAX, Limits, NODE_BYTES};
+use crate::limits::{self, DEPTH_MAX, Limits, NODE_BYTES};
+use ckptfs_api::{Code, VerbError, VerbResult, hinted};
 
 /// Totals of a directory and everything below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

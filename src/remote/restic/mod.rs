@@ -35,9 +35,8 @@ use rustic_core::{
 use self::backend::{CheckedBackend, RateLimit};
 use self::idle_client::RemoteTrouble;
 use self::seal::RepoKey;
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::remote::limits::Limits;
-use crate::store::ids::CheckpointId;
+use crate::limits::Limits;
+use ckptfs_api::{CheckpointId, Code, VerbError, VerbResult, hinted};
 
 /// The tag of every snapshot that ckptfs created.
 const TAG: &str = "ckptfs";

@@ -10,9 +10,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use jiff::Timestamp;
 use rustic_core::repofile::{Metadata, Node, NodeType};
 
-use crate::engine::api::TreePath;
-use crate::engine::export::parts::{ExportData, ExportEntry};
-use crate::sys::{Kind, Time};
+use ckptfs_api::{ExportData, ExportEntry, TreePath};
+use ckptfs_sys::{Kind, Time};
 
 /// The device of files with several names.
 const LINKED_DEVICE: u64 = 1;

@@ -1,7 +1,7 @@
 //! Pulls a snapshot into a tree.
 //!
 //! It produces the parts of an export from a snapshot, so that the same
-//! [`Writer`](crate::transfer::write::Writer) creates the tree: below a descriptor, without
+//! [`Writer`](ckptfs_transfer::write::Writer) creates the tree: below a descriptor, without
 //! following symbolic links. Every blob is verified by its hash; a snapshot is trusted no more than
 //! a tar stream.
 
@@ -21,13 +21,12 @@ use super::backend::CheckedBackend;
 use super::existing::{self, ExistingTree};
 use super::measure::{Totals, broken, measure};
 use super::{PushedSnapshot, Remote, failed, node};
-use crate::engine::api::{TreePath, VerbResult};
-use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
-use crate::remote::limits::{self, CRYPT_BYTES, DEPTH_MAX, Limits};
-use crate::store::layout::STORE_NAME;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind};
-use crate::transfer::{PartSource, is_zeros};
+use crate::limits::{self, CRYPT_BYTES, DEPTH_MAX, Limits};
+use ckptfs_api::{ExportData, ExportEntry, ExportPart, Refused, TreePath, VerbResult};
+use ckptfs_store::layout::STORE_NAME;
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Errno, Kind};
+use ckptfs_transfer::{PartSource, is_zeros};
 
 /// Limit of entries in one part, and approximate limit of the bytes of its files.
 const ENTRIES_MAX: usize = 64;
@@ -321,7 +320,7 @@ pub(super) fn blob_length(repo: &Repository<IndexedFullStatus>, id: &DataId) -> 
 /// The reason why a file was not read.
 enum ReadFailure {
     /// The following files cannot be read either.
-    Failed(crate::engine::api::VerbError),
+    Failed(ckptfs_api::VerbError),
     Refused(Errno),
 }
 

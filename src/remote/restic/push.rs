@@ -20,14 +20,14 @@ use rustic_core::{
 use super::backend::CheckedBackend;
 use super::node::{self, Unrepresentable};
 use super::{PushedSnapshot, Remote, cache_dir, failed, repo_cache, snapshot};
-use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted};
-use crate::engine::export::parts::{ExportEntry, Refused};
-use crate::store::ids::CheckpointId;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, SysResult};
-use crate::transfer::PartSource;
-use crate::transfer::tar::Pieces;
-use crate::transfer::verified_stream::{self, BufferedContent};
+use ckptfs_api::{
+    CheckpointId, Code, ExportEntry, Refused, TreePath, VerbError, VerbResult, hinted,
+};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
+use ckptfs_transfer::PartSource;
+use ckptfs_transfer::tar::Pieces;
+use ckptfs_transfer::verified_stream::{self, BufferedContent};
 
 /// Entries queued for rustic.
 const AHEAD: usize = 64;

@@ -9,9 +9,9 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 
 use super::idle_client::brief;
 use super::rest::Login;
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::remote::http::idle;
-use crate::sys::lock::Mutex;
+use crate::http::idle;
+use ckptfs_api::{Code, VerbError, VerbResult, hinted};
+use ckptfs_sys::lock::Mutex;
 
 /// The message with which it reports its address, in brackets.
 const SERVES: &str = "Serving restic REST API on ";

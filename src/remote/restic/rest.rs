@@ -23,9 +23,9 @@ use tokio::runtime::Runtime;
 
 use super::idle_client::{CONNECT_MAX, IdleTimeoutClient, RemoteTrouble, brief, payload};
 use super::rclone::Rclone;
-use crate::engine::api::{Code, VerbResult, hinted};
-use crate::remote::http::{first_cause, idle};
-use crate::remote::limits::{Limits, RAISE};
+use crate::http::{first_cause, idle};
+use crate::limits::{Limits, RAISE};
+use ckptfs_api::{Code, VerbResult, hinted};
 
 /// Number of retries, after pauses that double.
 const RETRIES: u32 = 6;

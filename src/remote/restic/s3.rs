@@ -19,9 +19,9 @@ use tokio::runtime::Runtime;
 use tokio_stream::StreamExt;
 
 use super::idle_client::{CONNECT_MAX, IdleTimeoutConnector, RemoteTrouble, brief, payload};
-use crate::engine::api::{Code, VerbResult, hinted};
-use crate::remote::http::{first_cause, idle};
-use crate::remote::limits::{Limits, RAISE};
+use crate::http::{first_cause, idle};
+use crate::limits::{Limits, RAISE};
+use ckptfs_api::{Code, VerbResult, hinted};
 
 /// Number of retries, after pauses that double from 0.1 s: about six seconds for a server that
 /// restarts.

@@ -3,7 +3,7 @@
 use rustic_core::{CheckOptions, PruneOptions};
 
 use super::{PushedSnapshot, Remote, failed, guarded};
-use crate::engine::api::VerbResult;
+use ckptfs_api::VerbResult;
 
 impl Remote {
     /// Returns descriptions of the damage of the repository; `deep`: reads every byte. Changes

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::{BaselineNode, named, put_inode};
-use crate::store::error::StoreResult;
-use crate::store::ids::{Name, Slot};
-use crate::store::index::{Run, RunCursor};
-use crate::store::journal::codec::{decode_uint, encode_before, encode_uint};
-use crate::store::record::Child;
+use crate::error::StoreResult;
+use crate::ids::{Name, Slot};
+use crate::index::{Run, RunCursor};
+use crate::journal::codec::{decode_uint, encode_before, encode_uint};
+use crate::record::Child;
 
 /// Changes since a baseline was written, by key as in the file.
 #[derive(Clone, Debug, Default)]

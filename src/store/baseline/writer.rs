@@ -10,12 +10,12 @@ use super::{
     BY_SLOT, BaselineNode, CHANGES, NAME, UNFINISHED, failed, key, named, put_inode, put_part,
     token,
 };
-use crate::store::error::StoreResult;
-use crate::store::ids::{Address, Epoch, Slot};
-use crate::store::index::{RunBuilder, RunSink};
-use crate::store::journal::codec::encode_uint;
-use crate::store::layout::Layout;
-use crate::sys::Kind;
+use crate::error::StoreResult;
+use crate::ids::{Address, Epoch, Slot};
+use crate::index::{RunBuilder, RunSink};
+use crate::journal::codec::encode_uint;
+use crate::layout::Layout;
+use ckptfs_sys::Kind;
 
 /// Writes a baseline. Dropping it before [`BaselineWriter::finish`] leaves no valid file.
 pub struct BaselineWriter<'a> {

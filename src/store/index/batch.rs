@@ -4,13 +4,14 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::keys;
-use crate::store::error::StoreResult;
-use crate::store::ids::{CheckpointId, Epoch, Slot};
-use crate::store::journal::{Address, codec};
-use crate::store::lineage::Lineage;
-use crate::store::record::{
-    Actor, CheckpointState, Dropped, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
+use crate::error::StoreResult;
+use crate::ids::{Epoch, Slot};
+use crate::journal::{Address, codec};
+use crate::lineage::Lineage;
+use crate::record::{
+    CheckpointState, Dropped, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
 };
+use ckptfs_api::{Actor, CheckpointId};
 
 /// The change that a batch makes to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -253,7 +254,7 @@ impl Batch {
 
     /// Returns the checkpoints created by the records and neither deleted nor hidden, in their
     /// final state.
-    pub(in crate::store) fn into_checkpoints(self) -> Vec<CheckpointState> {
+    pub(crate) fn into_checkpoints(self) -> Vec<CheckpointState> {
         let alive = self
             .checkpoints
             .into_values()

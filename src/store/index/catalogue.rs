@@ -1,11 +1,12 @@
 //! Queries on checkpoints, operations and related records, in order of their creation.
 
 use super::{CheckpointEntry, Index, keys, last_checkpoint, list};
-use crate::store::error::StoreResult;
-use crate::store::ids::{CheckpointId, Epoch};
-use crate::store::journal::Address;
-use crate::store::lineage::Lineage;
-use crate::store::record::CheckpointState;
+use crate::error::StoreResult;
+use crate::ids::Epoch;
+use crate::journal::Address;
+use crate::lineage::Lineage;
+use crate::record::CheckpointState;
+use ckptfs_api::CheckpointId;
 
 /// Read access to the catalogue of an index.
 pub struct CatalogueQueries<'a>(pub(super) &'a Index);

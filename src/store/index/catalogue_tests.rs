@@ -2,14 +2,15 @@
 
 use super::tests::bench::Bench;
 use super::*;
-use crate::store::operation::{Operation, OperationEffect};
-use crate::store::record::{Actor, Checkpoint, CheckpointState, Record};
-use crate::store::tests::made::deleted as delete;
+use crate::operation::{Operation, OperationEffect};
+use crate::record::{Checkpoint, CheckpointState, Record};
+use crate::tests::made::deleted as delete;
+use ckptfs_api::Actor;
 
 fn checkpoint(id: u64) -> Checkpoint {
     Checkpoint {
         tags: vec![format!("tag-{id}")],
-        ..crate::store::tests::made::checkpoint(id)
+        ..crate::tests::made::checkpoint(id)
     }
 }
 

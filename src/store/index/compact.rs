@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::parts::{IndexParts, put_merged};
 use super::runs::needs::RetentionNeeds;
 use super::{Batch, Index, close, held, keys};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::expiry::ExpiredItems;
-use crate::sys;
+use crate::error::{StoreError, StoreResult};
+use crate::expiry::ExpiredItems;
+use ckptfs_sys as sys;
 
 /// The database is rewritten when its files exceed this multiple of its contents by
 /// [`SHRINK_BYTES`]. sled's files usually take three times the contents.

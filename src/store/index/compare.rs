@@ -7,11 +7,12 @@ use super::parts::{IndexParts, fill, filled_in_memory};
 use super::runs::RunWalk;
 use super::runs::needs::{LastPlaces, is_read};
 use super::{Batch, CheckpointEntry, Index, keys, last_checkpoint, list};
-use crate::store::error::StoreResult;
-use crate::store::expiry::ExpiryScan;
-use crate::store::ids::{CheckpointId, Epoch, Slot};
-use crate::store::journal::{Address, Journal};
-use crate::store::layout::StoreId;
+use crate::error::StoreResult;
+use crate::expiry::ExpiryScan;
+use crate::ids::{Epoch, Slot};
+use crate::journal::{Address, Journal};
+use crate::layout::StoreId;
+use ckptfs_api::CheckpointId;
 
 /// Differences between an index and its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 use super::contents::FileSignature;
 use super::tests::bench::Bench;
 use super::*;
-use crate::store::ids::{ObjectId, ObjectOrigin};
-use crate::store::record::{ObjectHash, Record};
-use crate::store::tests::made::{closed, data, deleted, undo};
-use crate::sys::fault::{self, CallKind, FaultPlan};
-use crate::sys::{Errno, Time};
+use crate::ids::{ObjectId, ObjectOrigin};
+use crate::record::{ObjectHash, Record};
+use crate::tests::made::{closed, data, deleted, undo};
+use ckptfs_sys::fault::{self, CallKind, FaultPlan};
+use ckptfs_sys::{Errno, Time};
 
 fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> ObjectHash {
     let object = ObjectId {

@@ -10,10 +10,10 @@
 //! ```
 
 use super::{Index, keys};
-use crate::store::error::StoreResult;
-use crate::store::hash::Hash;
-use crate::store::ids::Slot;
-use crate::sys::{Stat, Time};
+use crate::error::StoreResult;
+use crate::hash::Hash;
+use crate::ids::Slot;
+use ckptfs_sys::{Stat, Time};
 
 const TREE: &[u8] = b"seen";
 

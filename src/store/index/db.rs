@@ -6,9 +6,9 @@ use std::ops::{Bound, RangeBounds};
 use sled::IVec;
 
 use super::keys;
-use crate::store::error::StoreResult;
-use crate::sys;
-use crate::sys::lock::RwLock;
+use crate::error::StoreResult;
+use ckptfs_sys as sys;
+use ckptfs_sys::lock::RwLock;
 
 /// Entries in key order.
 pub(super) type Entries<'a> = Box<dyn DoubleEndedIterator<Item = sled::Result<(IVec, IVec)>> + 'a>;

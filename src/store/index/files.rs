@@ -11,11 +11,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::db::Db;
-use crate::store::at;
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::layout::Layout;
-use crate::sys;
-use crate::sys::fault::{self, CallKind};
+use crate::at;
+use crate::error::{StoreError, StoreResult};
+use crate::layout::Layout;
+use ckptfs_sys as sys;
+use ckptfs_sys::fault::{self, CallKind};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";

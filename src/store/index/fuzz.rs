@@ -5,9 +5,9 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::journal::fuzz::checkpoint;
-use crate::store::record::Actor;
-use crate::sys::fuzz::config;
+use crate::journal::fuzz::checkpoint;
+use ckptfs_api::Actor;
+use ckptfs_testkit::config;
 
 fn key() -> impl Strategy<Value = Key> {
     prop_oneof![

@@ -4,12 +4,13 @@
 //! directory, a name, or the later epochs of a key.
 
 use super::runs::RunListEntry;
-use crate::store::error::CodecError;
-use crate::store::expiry::ExpiredItems;
-use crate::store::hash::Hash;
-use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::journal::{Address, codec};
-use crate::store::record::{Key, Undo};
+use crate::error::CodecError;
+use crate::expiry::ExpiredItems;
+use crate::hash::Hash;
+use crate::ids::{Epoch, Name, ObjectId, Slot};
+use crate::journal::{Address, codec};
+use crate::record::{Key, Undo};
+use ckptfs_api::CheckpointId;
 
 /// Version of the contents. A change forces a rebuild of older indexes.
 pub(super) const VERSION: u32 = 1;

@@ -8,10 +8,10 @@ use super::files::{IndexDir, guarded};
 use super::parts::{IndexParts, begin, fill, filled_in_memory, in_memory, listed};
 use super::runs::Runs;
 use super::{Index, applied_in, get, keys};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::journal::{Address, Journal};
-use crate::store::layout::{Layout, StoreId};
-use crate::sys::lock::{Mutex, Rank, RwLock};
+use crate::error::{StoreError, StoreResult};
+use crate::journal::{Address, Journal};
+use crate::layout::{Layout, StoreId};
+use ckptfs_sys::lock::{Mutex, Rank, RwLock};
 
 /// Result of opening the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl Index {
 
     /// Returns whether a call failed because the filesystem is full; sled does not always report
     /// the cause.
-    pub(in crate::store) fn is_for_want_of_room(&self, error: &StoreError) -> bool {
+    pub(crate) fn is_for_want_of_room(&self, error: &StoreError) -> bool {
         error.errno().is_no_room() || self.reserve.is_full()
     }
 

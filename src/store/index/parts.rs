@@ -7,10 +7,10 @@ use super::files::{IndexDir, guarded};
 use super::opening::{close, identity};
 use super::runs::{self, RunListEntry, RunMerge, Runs};
 use super::{applied_in, checkpoint_after, get, keys, last_checkpoint, list};
-use crate::store::error::StoreResult;
-use crate::store::journal::{Address, Journal};
-use crate::store::layout::StoreId;
-use crate::sys::lock::RwLock;
+use crate::error::StoreResult;
+use crate::journal::{Address, Journal};
+use crate::layout::StoreId;
+use ckptfs_sys::lock::RwLock;
 
 /// An open index.
 pub(super) struct IndexParts {

@@ -4,8 +4,8 @@ use std::fs;
 
 use self::bench::Bench;
 use super::*;
-use crate::store::record::{Record, Undo};
-use crate::store::tests::made::{
+use crate::record::{Record, Undo};
+use crate::tests::made::{
     closed, data, deleted as delete, entry as entry_of, home as home_of, moved as moved_to,
     place as place_in, undo, void,
 };

@@ -62,16 +62,16 @@ mod forms;
 use self::forms::{
     Bytes, DefaultEncoding, Encoding, List, OptionOf, Tagged, Text, fields, variants,
 };
-use crate::store::error::CodecError;
-use crate::store::ids::{Address, CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::layout::STORE_NAME;
-use crate::store::operation::{Operation, OperationEffect, TagChange};
-use crate::store::record::{
-    AbsenceEpoch, Actor, AttrState, Checkpoint, CheckpointState, Child, Comparing, DataState,
-    Dropped, Key, NameTouch, ObjectHash, Place, Process, ProcessChange, Reason, Record, Trigger,
-    Undo,
+use crate::error::CodecError;
+use crate::ids::{Address, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::layout::STORE_NAME;
+use crate::operation::{Operation, OperationEffect, TagChange};
+use crate::record::{
+    AbsenceEpoch, AttrState, Checkpoint, CheckpointState, Child, Comparing, DataState, Dropped,
+    Key, NameTouch, ObjectHash, Place, Process, ProcessChange, Record, Undo,
 };
-use crate::sys::{Kind, Protection, Stat, Time};
+use ckptfs_api::{Actor, CheckpointId, Reason, Trigger};
+use ckptfs_sys::{Kind, Protection, Stat, Time};
 
 /// Length limit of a name in a directory, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -273,7 +273,7 @@ fn check_below(dir: Slot, child: Slot) -> Coded<()> {
     }
 }
 
-pub(in crate::store) fn is_name(bytes: &[u8]) -> bool {
+pub(crate) fn is_name(bytes: &[u8]) -> bool {
     (1..=NAME_MAX).contains(&bytes.len())
         && bytes != b"."
         && bytes != b".."
@@ -404,7 +404,7 @@ impl Encoding<Undo> for DefaultEncoding {
 }
 
 /// Appends the previous value of an undo record, without the key, which the index already has.
-pub(in crate::store) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
+pub(crate) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
     check_undo(undo)?;
     match undo {
         Undo::Entry { before, .. } => <OptionOf>::put(before, out),
@@ -416,7 +416,7 @@ pub(in crate::store) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<(
 }
 
 /// Decodes the result of [`encode_before`] for this key.
-pub(in crate::store) fn decode_before(key: Key, bytes: &[u8]) -> Coded<Undo> {
+pub(crate) fn decode_before(key: Key, bytes: &[u8]) -> Coded<Undo> {
     whole(bytes, |from| take_before(key, from))
 }
 
@@ -460,7 +460,7 @@ fn check_undo(undo: &Undo) -> Coded<()> {
 
 /// Encodes a checkpoint for the index: as in a frame of kind 4, then `bool hidden, option text
 /// pinned, option (uint uid, uint gid, uint pid, text process)`. Its parent is stored separately.
-pub(in crate::store) fn encode_kept(kept: &CheckpointState, out: &mut Vec<u8>) -> Coded<()> {
+pub(crate) fn encode_kept(kept: &CheckpointState, out: &mut Vec<u8>) -> Coded<()> {
     DefaultEncoding::put(&kept.checkpoint, out)?;
     DefaultEncoding::put(&kept.hidden, out)?;
     OptionOf::<Note>::put(&kept.pinned, out)?;
@@ -468,7 +468,7 @@ pub(in crate::store) fn encode_kept(kept: &CheckpointState, out: &mut Vec<u8>) -
 }
 
 /// Decodes the result of [`encode_kept`].
-pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<CheckpointState> {
+pub(crate) fn decode_kept(bytes: &[u8]) -> Coded<CheckpointState> {
     whole(bytes, |from| {
         let mut kept = CheckpointState::new(DefaultEncoding::take(from)?, None);
         kept.hidden = DefaultEncoding::take(from)?;
@@ -479,22 +479,22 @@ pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<CheckpointState> {
 }
 
 /// Appends a place, in the same form as in the index.
-pub(in crate::store) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
+pub(crate) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
     DefaultEncoding::put(place, out)
 }
 
 /// Decodes the result of [`encode_place`].
-pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
+pub(crate) fn decode_place(bytes: &[u8]) -> Coded<Place> {
     whole(bytes, DefaultEncoding::take)
 }
 
 /// Appends an object without its epoch: `uint slot, uint serial, u8 origin`.
-pub(in crate::store) fn encode_in_epoch(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
+pub(crate) fn encode_in_epoch(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
     InEpoch::put(object, out)
 }
 
 /// Decodes the result of [`encode_in_epoch`].
-pub(in crate::store) fn decode_in_epoch(epoch: Epoch, bytes: &[u8]) -> Coded<ObjectId> {
+pub(crate) fn decode_in_epoch(epoch: Epoch, bytes: &[u8]) -> Coded<ObjectId> {
     whole(bytes, |from| {
         let object = InEpoch::take(from)?;
         Ok(ObjectId { epoch, ..object })
@@ -502,12 +502,12 @@ pub(in crate::store) fn decode_in_epoch(epoch: Epoch, bytes: &[u8]) -> Coded<Obj
 }
 
 /// Appends a uint.
-pub(in crate::store) fn encode_uint(value: u64, out: &mut Vec<u8>) {
+pub(crate) fn encode_uint(value: u64, out: &mut Vec<u8>) {
     forms::put_uint(value, out);
 }
 
 /// Reads a uint from the beginning of `bytes`.
-pub(in crate::store) fn decode_uint(bytes: &mut &[u8]) -> Coded<u64> {
+pub(crate) fn decode_uint(bytes: &mut &[u8]) -> Coded<u64> {
     DefaultEncoding::take(bytes)
 }
 

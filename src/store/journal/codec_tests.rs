@@ -1,7 +1,7 @@
 //! Round trips of every record, and rejection of invalid bytes.
 
 use super::*;
-use crate::store::tests::made;
+use crate::tests::made;
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -141,7 +141,7 @@ fn undos() -> Vec<Undo> {
 
 fn comparing(apart: AbsenceEpoch, left_ns: i64) -> Comparing {
     Comparing {
-        baseline: crate::store::Address {
+        baseline: crate::Address {
             segment: 1,
             offset: u32::MAX,
         },

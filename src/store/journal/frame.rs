@@ -3,9 +3,9 @@
 use blake3::Hash;
 
 use super::codec;
-use crate::store::error::CodecError;
-use crate::store::layout::StoreId;
-use crate::store::record::Record;
+use crate::error::CodecError;
+use crate::layout::StoreId;
+use crate::record::Record;
 
 /// Bytes before the payload.
 pub(super) const HEADER: usize = 56;

@@ -7,15 +7,16 @@ use proptest::prelude::*;
 
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, FrameAt, HEADER, Header, Link};
-use crate::store::error::CodecError;
-use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::operation::{Operation, OperationEffect, TagChange};
-use crate::store::record::{
-    AbsenceEpoch, Actor, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch,
-    ObjectHash, Place, Process, ProcessChange, Reason, Record, Trigger, Undo,
+use crate::error::CodecError;
+use crate::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::operation::{Operation, OperationEffect, TagChange};
+use crate::record::{
+    AbsenceEpoch, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch,
+    ObjectHash, Place, Process, ProcessChange, Record, Undo,
 };
-use crate::sys::fuzz::{config, peak_of};
-use crate::sys::{Kind, Protection, Stat, Time};
+use ckptfs_api::{Actor, Reason, Trigger};
+use ckptfs_sys::{Kind, Protection, Stat, Time};
+use ckptfs_testkit::{config, peak_of};
 
 /// Memory per byte of payload: an undo record of three bytes is a large struct, in a list that
 /// doubles as it grows.
@@ -377,7 +378,7 @@ fn comparing() -> impl Strategy<Value = Comparing> {
         AbsenceEpoch::Closed,
     ]);
     let place = (any::<u32>(), any::<u32>())
-        .prop_map(|(segment, offset)| crate::store::Address { segment, offset });
+        .prop_map(|(segment, offset)| crate::Address { segment, offset });
     (place, any::<i64>(), apart).prop_map(|(baseline, left_ns, apart)| Comparing {
         baseline,
         left_ns,

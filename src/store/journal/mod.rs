@@ -31,7 +31,7 @@
 //! `torn-<segment>-<offset>`, overwrites them with zeros so that they cannot reappear, and reports
 //! it. A broken frame without a successor counts as torn. Bit rot at the very end is
 //! indistinguishable from a frame that was never written, except by comparison with the index
-//! ([`crate::store::Store::open`]).
+//! ([`crate::Store::open`]).
 //!
 //! Locking: `writer` is held while frames are encoded and written; `syncing` during a sync,
 //! acquired before `writer`; `making` during the creation of a segment, acquired after either.
@@ -86,8 +86,8 @@ use super::error::{CodecError, StoreError, StoreResult};
 pub use super::ids::Address;
 use super::layout::Layout;
 use super::record::Record;
-use crate::sys::lock::{Mutex, Rank};
-use crate::sys::{self, Errno};
+use ckptfs_sys::lock::{Mutex, Rank};
+use ckptfs_sys::{self as sys, Errno};
 
 /// Preallocated bytes reserved for records that mount and free: some hundred of them.
 const HEADROOM: u32 = 64 << 10;
@@ -592,6 +592,6 @@ impl fmt::Debug for Journal {
 }
 
 #[cfg(test)]
-pub(in crate::store) mod fuzz;
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

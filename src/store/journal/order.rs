@@ -9,9 +9,10 @@
 //! A gap in a pack may include checkpoints: there the number may increase by up to the number of
 //! missing frames.
 
-use crate::store::error::CodecError;
-use crate::store::ids::{CheckpointId, Epoch, ObjectId};
-use crate::store::record::{DataState, Record, Undo};
+use crate::error::CodecError;
+use crate::ids::{Epoch, ObjectId};
+use crate::record::{DataState, Record, Undo};
+use ckptfs_api::CheckpointId;
 
 /// The position of a sequential read.
 #[derive(Debug, Default)]

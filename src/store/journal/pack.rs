@@ -23,10 +23,10 @@ use rustix::fs::OFlags;
 use super::codec;
 use super::frame::{FrameAt, Gap, Header, JournalKey, Link, OVERHEAD};
 use super::segment::{SEGMENT_BYTES, SEGMENT_HEADER};
-use crate::store::at;
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::record::Record;
-use crate::sys;
+use crate::at;
+use crate::error::{StoreError, StoreResult};
+use crate::record::Record;
+use ckptfs_sys as sys;
 
 /// First bytes of a pack.
 const MAGIC: &[u8; 8] = b"ckptpack";

@@ -8,10 +8,10 @@ use super::frame::{FrameAt, Link};
 use super::pack::{self, Packer};
 use super::segment::{SEGMENT_HEADER, SegmentReader};
 use super::{Address, Journal, codec};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::record::Record;
-use crate::sys;
-use crate::sys::lock::MutexGuard;
+use crate::error::{StoreError, StoreResult};
+use crate::record::Record;
+use ckptfs_sys as sys;
+use ckptfs_sys::lock::MutexGuard;
 
 /// The decision about a record when its segment is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]

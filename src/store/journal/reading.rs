@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::frame::{self, FrameAt};
 use super::segment::{self, SegmentSource};
 use super::{Address, Journal, Scan, codec};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::record::Record;
+use crate::error::{StoreError, StoreResult};
+use crate::record::Record;
 
 /// Maximum number of segment files kept open for reading.
 const READERS_MAX: usize = 64;

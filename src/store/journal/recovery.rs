@@ -11,10 +11,10 @@ use rustix::fs::OFlags;
 use super::frame::{self, FrameAt, Header, JournalKey, Link};
 use super::segment::{self, SEGMENT_HEADER, SegmentReader, SegmentSource};
 use super::{pack, tail};
-use crate::store::at;
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::Address;
-use crate::sys;
+use crate::at;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::Address;
+use ckptfs_sys as sys;
 
 /// A power cut loses whole sectors of at least this size.
 const SECTOR: usize = 512;

@@ -4,8 +4,8 @@ use super::frame::{FrameAt, Link};
 use super::order::RecordOrder;
 use super::segment::{SEGMENT_HEADER, SegmentReader};
 use super::{Address, Journal, codec};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::record::Record;
+use crate::error::{StoreError, StoreResult};
+use crate::record::Record;
 
 /// Iterates over records in order, with their addresses; see [`Journal::scan`].
 pub struct Scan<'a> {

@@ -10,10 +10,10 @@ use rustix::fs::OFlags;
 
 use super::frame::{self, FrameAt, Header, JournalKey, Link};
 use super::pack::{self, Pack};
-use crate::store::at;
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::Address;
-use crate::sys::{self, Errno};
+use crate::at;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::Address;
+use ckptfs_sys::{self as sys, Errno};
 
 /// Size of a segment, in bytes.
 pub(super) const SEGMENT_BYTES: u32 = 8 << 20;

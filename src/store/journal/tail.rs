@@ -23,10 +23,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, OFlags};
 
 use super::segment::{self, SEGMENT_BYTES, SEGMENT_HEADER};
-use crate::store::at;
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::Address;
-use crate::sys::{self, Errno};
+use crate::at;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::Address;
+use ckptfs_sys::{self as sys, Errno};
 
 /// Size of an attribute, in bytes: XFS stores values above 3,072 outside its log, and ext4 has
 /// space for about 4,000 in total.
@@ -37,7 +37,7 @@ const APPEND_BYTES_MAX: usize = 256 * 1024;
 /// length.
 const CHUNKS_MAX: usize = 1024;
 const FILE_PREFIX: &str = "tail-";
-const NAME_PREFIX: &[u8] = crate::store::layout::XATTR_PREFIX;
+const NAME_PREFIX: &[u8] = crate::layout::XATTR_PREFIX;
 
 /// The tail of an open journal.
 #[derive(Debug)]

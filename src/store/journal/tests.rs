@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::store::error::CodecError;
-use crate::store::ids::{Epoch, Name, Slot};
-use crate::store::record::Undo;
+use crate::error::CodecError;
+use crate::ids::{Epoch, Name, Slot};
+use crate::record::Undo;
 
 mod packs;
 mod tail;
@@ -165,7 +165,7 @@ fn what_was_appended_is_read_and_scanned_and_is_there_after_reopening() {
             })
             .unwrap_err()
             .errno(),
-        crate::sys::Errno::ENOENT
+        ckptfs_sys::Errno::ENOENT
     );
     assert!(journal.append(&[]).unwrap().is_empty());
     assert_eq!(journal.position(), end);
@@ -254,7 +254,7 @@ fn a_failed_write_latches() {
     journal.writer.lock().file = Some(Arc::new(File::open(bench.segment(1)).unwrap()));
     assert_eq!(
         journal.append(&[record(2)]).unwrap_err().errno(),
-        crate::sys::Errno::EBADF
+        ckptfs_sys::Errno::EBADF
     );
     assert!(journal.is_latched());
     assert!(matches!(
@@ -323,7 +323,7 @@ fn a_write_without_space_is_cut_off_and_latches_nothing() {
     let writer = journal.writer.lock();
     let error = journal.write_failed(&writer, Errno::ENOSPC);
     drop(writer);
-    assert_eq!(error.errno(), crate::sys::Errno::ENOSPC);
+    assert_eq!(error.errno(), ckptfs_sys::Errno::ENOSPC);
     assert!(!journal.is_latched());
     journal.append(&[record(2)]).unwrap();
     drop(journal);

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use super::super::at;
 use super::branches::{BranchEntry, DOT_GIT, MARK, existing, read_entry};
 use super::{Layout, STORE_NAME, StoreId, TREE_NAME, open_trusted, read_format};
-use crate::store::error::{StoreError, StoreResult};
-use crate::sys::{self, Access, Kind, SysResult};
+use crate::error::{StoreError, StoreResult};
+use ckptfs_sys::{self as sys, Access, Kind, SysResult};
 
 /// Size limit of a branch's file `.git`, in bytes; a path has up to 4096.
 const GIT_BYTES_MAX: u64 = 8192;

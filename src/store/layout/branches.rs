@@ -38,10 +38,10 @@ use rustix::io::Errno;
 use super::super::at;
 pub use super::branch_store::{branch_mark, store_id};
 use super::{Layout, StoreId, open_trusted, own_dir};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::CheckpointId;
-use crate::sys::fault::{self, CallKind};
-use crate::sys::host;
+use crate::error::{StoreError, StoreResult};
+use ckptfs_api::CheckpointId;
+use ckptfs_sys::fault::{self, CallKind};
+use ckptfs_sys::host;
 
 /// Maximum number of branches of a tree, without dropped ones.
 pub const BRANCHES_MAX: usize = 1000;

@@ -7,8 +7,8 @@ use rustix::io::Errno;
 
 use super::super::at;
 use super::{ORIGIN_NAME, StoreId, TREE_NAME};
-use crate::store::error::{StoreError, StoreResult};
-use crate::sys;
+use crate::error::{StoreError, StoreResult};
+use ckptfs_sys as sys;
 
 /// The format version that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 1;
@@ -56,7 +56,7 @@ pub(super) fn read_and_add_features(dir: &OwnedFd) -> StoreResult<StoreId> {
 
 /// The content of the file `format`.
 #[derive(Debug)]
-pub(in crate::store) struct Format {
+pub(crate) struct Format {
     pub features: Vec<String>,
     pub id: StoreId,
 }
@@ -71,7 +71,7 @@ pub(super) fn read_format(dir: &OwnedFd) -> StoreResult<Format> {
     parse_format(&bytes)
 }
 
-pub(in crate::store) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
+pub(crate) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
     let mut lines = std::str::from_utf8(bytes)
         .map_err(|_| StoreError::NotAStore)?
         .lines();

@@ -29,9 +29,10 @@ use rustix::io::Errno;
 use super::super::{at, ordered_file};
 use super::branches::{BranchEntry, MARK, Registry, read_entry};
 use super::{StoreId, open_trusted, own_dir};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::{CheckpointId, Slot};
-use crate::sys::Time;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::Slot;
+use ckptfs_api::CheckpointId;
+use ckptfs_sys::Time;
 
 const MERGES: &str = "merges";
 const SAME_SUFFIX: &str = ".same";

@@ -9,9 +9,9 @@ use rustix::fs::OFlags;
 
 use super::super::at;
 use super::{Layout, STORE_NAME};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::{Address, Epoch};
-use crate::sys::lock::Mutex;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::{Address, Epoch};
+use ckptfs_sys::lock::Mutex;
 
 /// The file with the end of the journal at the last orderly shutdown.
 const ENDED_NAME: &str = "ended";

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 
 use super::super::at;
 use super::Layout;
-use crate::store::error::{StoreError, StoreResult};
+use crate::error::{StoreError, StoreResult};
 
 /// The usual name.
 pub const SNAPDIR: &str = ".snapshots";

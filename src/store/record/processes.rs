@@ -1,6 +1,6 @@
 //! The processes that change the tree.
 
-use crate::store::ids::{Name, Slot};
+use crate::ids::{Name, Slot};
 
 /// A process at the time of its first change in an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,8 +1,9 @@
 //! Records for tests.
 
-use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
-use crate::store::record::{Checkpoint, Child, DataState, Place, Reason, Record, Undo};
-use crate::sys::Kind;
+use crate::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::record::{Checkpoint, Child, DataState, Place, Record, Undo};
+use ckptfs_api::Reason;
+use ckptfs_sys::Kind;
 
 /// A requested checkpoint without note and tags.
 pub fn checkpoint(id: u64) -> Checkpoint {

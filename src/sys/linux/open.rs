@@ -13,7 +13,7 @@ use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
 
 /// The flag of a rename that leaves a whiteout (`RENAME_WHITEOUT` of renameat2(2)).
-pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> =
+pub(crate) const WHITEOUT: Option<rustix::fs::RenameFlags> =
     Some(rustix::fs::RenameFlags::WHITEOUT);
 
 /// Flags of a descriptor that only names an inode.

@@ -365,7 +365,7 @@ mod tests {
     fn peer_is_ourselves() {
         let (a, _b) = std::os::unix::net::UnixStream::pair().expect("socketpair");
         let (uid, gid, pid) = peer_cred(&a).expect("peer_cred");
-        assert_eq!((uid, gid), crate::sys::ids());
+        assert_eq!((uid, gid), crate::ids());
         assert_eq!(pid, std::process::id() as i32);
     }
 

@@ -239,14 +239,14 @@ fn set_group_for_files(gid: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::own_thread;
+    use crate::own_thread;
 
     fn has_set_id() -> bool {
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FSETID))
     }
 
     fn myself() -> RequesterIds {
-        let (uid, gid) = crate::sys::ids();
+        let (uid, gid) = crate::ids();
         RequesterIds {
             uid,
             gid,
@@ -306,7 +306,7 @@ mod tests {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let dir = tempfile::tempdir().expect("directory");
         let make = |name: &str| std::fs::write(dir.path().join(name), "x");
-        let uid = crate::sys::ids().0;
+        let uid = crate::ids().0;
         if uid != 0 {
             assert_eq!(act_as((uid + 1, 4002), || ()), Err(Errno::EPERM));
             return;
@@ -402,7 +402,7 @@ mod tests {
             ),
             None
         );
-        assert!(may_administer(myself()) == crate::sys::has_sys_admin() || !first_namespace());
+        assert!(may_administer(myself()) == crate::has_sys_admin() || !first_namespace());
     }
 
     fn first_namespace() -> bool {

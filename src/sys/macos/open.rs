@@ -17,7 +17,7 @@ use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
 
 /// The flag of a rename that leaves a whiteout: not supported.
-pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> = None;
+pub(crate) const WHITEOUT: Option<rustix::fs::RenameFlags> = None;
 
 /// Flags of a descriptor that only names an inode, including a symbolic link.
 const PATH_FLAGS: OFlags = OFlags::RDONLY

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::record::{Hash, ImportRecord, InodeStamp};
 use super::scan::join;
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Access, Kind, OpenKind, SysResult};
-use crate::transfer::dirs::open_below;
-use crate::transfer::inode::InodeCreator;
+use crate::dirs::open_below;
+use crate::inode::InodeCreator;
+use ckptfs_sys::lock::{Condvar, Mutex};
+use ckptfs_sys::{self as sys, Access, Kind, OpenKind, SysResult};
 
 /// Read size. A file of at most this size is written from the buffer if it cannot be cloned.
 const BLOCK_BYTES: usize = 1 << 20;

@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::plan::{ImportPlan, Item};
 use super::record::Hash;
 use super::skipped::{SkipReason, SkippedPath};
-use crate::engine::api::TreePath;
-use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Access, Errno, Kind, OpenKind, Stat, SysResult};
-use crate::transfer::dirs::{DirCache, open_below, split};
-use crate::transfer::write::{Writer, by_several};
+use crate::dirs::{DirCache, open_below, split};
+use crate::write::{Writer, by_several};
+use ckptfs_api::{ExportData, ExportEntry, Refused, TreePath};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, Stat, SysResult};
 
 /// Paths that a thread claims at a time.
 const TAKEN: usize = 64;

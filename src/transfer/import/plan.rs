@@ -8,11 +8,12 @@ use super::execute::ImportResult;
 use super::record::{ImportRecord, ImportedName, InodeStamp};
 use super::scan::{Listing, Scan, ScanEntry, join};
 use super::skipped::SkippedPath;
-use crate::store::extents::same_bytes;
-use crate::store::layout::is_own_xattr;
-use crate::sys::{self, Access, Kind, OpenKind, Stat, SysResult, Time, Xattrs};
-use crate::transfer::dirs::{open_below, split};
-use crate::transfer::inode::mode_for;
+use crate::dirs::{open_below, split};
+use crate::inode::mode_for;
+use ckptfs_store::extents::same_bytes;
+use ckptfs_sys::{
+    self as sys, Access, Kind, OpenKind, Stat, SysResult, Time, Xattrs, is_own_xattr,
+};
 
 /// A path, and its attributes in the source.
 pub type Item = (Vec<u8>, Stat);

@@ -26,7 +26,7 @@
 
 use std::collections::HashMap;
 
-use crate::sys::{Kind, Stat, Time};
+use ckptfs_sys::{Kind, Stat, Time};
 
 /// Name of the record in the store.
 pub const RECORD_NAME: &[u8] = b"imported";

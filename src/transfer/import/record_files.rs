@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::record::{CHECKPOINT_NAME, DAEMON_NAME, ImportRecord, RECORD_NAME};
-use crate::store::ids::CheckpointId;
-use crate::store::layout::{Layout, STORE_NAME};
-use crate::sys::{self, Access, Errno, RenameMode, SysResult};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::layout::{Layout, STORE_NAME};
+use ckptfs_sys::{self as sys, Access, Errno, RenameMode, SysResult};
 
 /// Size limit of a record, in bytes; a larger file is rejected.
 const RECORD_BYTES_MAX: u64 = 8 << 30;
@@ -163,7 +163,7 @@ pub fn end(root: &OwnedFd) -> SysResult<()> {
 ///
 /// # Errors
 /// Those of creating it.
-pub fn make_store(root: &OwnedFd) -> Result<(), crate::store::StoreError> {
+pub fn make_store(root: &OwnedFd) -> Result<(), ckptfs_store::StoreError> {
     Layout::open(root, true).map(drop)
 }
 

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
 use super::skipped::{SkipReason, SkippedPath};
-use crate::engine::api::TreePath;
-use crate::engine::import::is_of_no_tree;
-use crate::store::layout::STORE_NAME;
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno, Kind, OpenKind, Stat, SysResult};
-use crate::transfer::dirs::open_below;
+use crate::dirs::open_below;
+use ckptfs_api::TreePath;
+use ckptfs_core::engine::import::is_of_no_tree;
+use ckptfs_store::layout::STORE_NAME;
+use ckptfs_sys::lock::{Condvar, Mutex};
+use ckptfs_sys::{self as sys, Errno, Kind, OpenKind, Stat, SysResult};
 
 /// Directory of snapshot views in the root of a served tree.
 const VIEWS_NAME: &[u8] = b".snapshots";
@@ -76,7 +76,7 @@ impl Scan {
     }
 
     /// Replaces owners and clears set-id bits, as
-    /// [`ExportEntry::of_stranger`](crate::engine::export::parts::ExportEntry::of_stranger) does.
+    /// [`ExportEntry::of_stranger`](ckptfs_api::ExportEntry::of_stranger) does.
     pub fn of_stranger(mut self) -> Scan {
         let (uid, gid) = sys::ids();
         let stats = self

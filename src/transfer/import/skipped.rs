@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::engine::api::TreePath;
-use crate::sys::Errno;
+use ckptfs_api::TreePath;
+use ckptfs_sys::Errno;
 
 /// The reason why a path is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,13 +7,11 @@ use std::process::Stdio;
 use nix::sys::resource::{UsageWho, getrusage};
 use tempfile::TempDir;
 
-use ckptfs::Client;
-use ckptfs::api::GetStats;
-
 use crate::bounds::baseline;
 use crate::bounds::shapes;
 use crate::common::command::try_run_limited;
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip, succeeds, tool};
+use ckptfs_api::{Client, GetStats};
 
 const VARIANT: Variant = Variant {
     fs: Fs::Xfs,

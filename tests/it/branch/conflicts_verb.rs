@@ -8,14 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
-use ckptfs::api::{Code, WatchConflicts};
 use serde_json::Value;
 
 use super::support::create;
 use crate::common::command::sh;
 use crate::common::wait::{WAIT, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
+use ckptfs_api::{Client, Code, WatchConflicts};
 
 for_each_variant! { xfs =>
     what_was_renamed_here_and_edited_there_is_one_file, what_would_clash_is_told,

@@ -5,14 +5,13 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::FaultPlan;
-
 use super::support::{create, listed, place, verified};
 use crate::common::command::{sh, try_run_limited};
 use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Below, Io, MountOpts, Rig, Variant, for_each_variant, scratch, tool};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::FaultPlan;
 
 for_each_variant! { xfs => copying_up_is_killed_at_calls, dropping_is_killed_at_calls }
 

@@ -1,9 +1,8 @@
 //! Shrunk failures of the branch model, each with its cause.
 
-use ckptfs::internals::engine::IoChoice;
-
 use super::run::{BranchBench, steps};
 use crate::common::Fs;
+use ckptfs_core::engine::IoChoice;
 
 fn runs(text: &str) {
     if let Some(bench) = BranchBench::new(Fs::Xfs, IoChoice::Daemon)

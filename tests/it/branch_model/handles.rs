@@ -4,13 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use ckptfs::internals::engine::request::{Fh, NodeId, Opened, Service, SetAttr};
-use ckptfs::internals::sys::{Errno, SysResult, open_flags};
-
 use super::side::{BranchSide, CALLER};
 use crate::model::ops::{Op, Verb, bytes};
 use crate::model::tree::Id;
 use crate::model::world::data;
+use ckptfs_core::engine::request::{Fh, NodeId, Opened, Service, SetAttr};
+use ckptfs_sys::{Errno, SysResult, open_flags};
 
 /// Maximum number of open handles.
 pub const HANDLES: usize = crate::model::world::HANDLES;

@@ -21,9 +21,8 @@ mod state;
 mod three;
 mod tree_reader;
 
-use ckptfs::internals::engine::IoChoice;
-
 use crate::common::Fs;
+use ckptfs_core::engine::IoChoice;
 use run::BranchBench;
 
 fn random_runs(name: &str, fs: Fs, io: IoChoice) {

@@ -1,15 +1,14 @@
 //! The FUSE requests of each operation.
 
-use ckptfs::internals::engine::request::{
-    LookupResult, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
-};
-use ckptfs::internals::sys::{Errno, Kind, SysResult, Time, open_flags};
-
 use super::side::{BranchSide, CALLER};
 use crate::model::calls::{target, xattr};
 use crate::model::ops::{Op, Verb};
 use crate::model::tree::Tree;
 use crate::model::world::data;
+use ckptfs_core::engine::request::{
+    LookupResult, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
+};
+use ckptfs_sys::{Errno, Kind, SysResult, Time, open_flags};
 
 /// FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 const PUNCH: i32 = 3;
@@ -57,7 +56,7 @@ impl BranchSide {
     }
 
     /// Caches the inode created at a path of the model.
-    fn learn(&mut self, path: &[u8], entry: ckptfs::internals::engine::request::Entry) -> NodeId {
+    fn learn(&mut self, path: &[u8], entry: ckptfs_core::engine::request::Entry) -> NodeId {
         let id = self.model.tree.lookup(path).expect("it was created");
         self.enter(path);
         self.know(id, entry)

@@ -6,14 +6,13 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ckptfs::internals::engine::IoChoice;
-
 use super::side::BranchSide;
 use crate::common::image::DEFAULT_BYTES;
 use crate::common::random::{count, seed};
 use crate::common::{Fs, Image, skip};
 use crate::model::generate::{Generator, Random};
 use crate::model::ops::{Op, Verb};
+use ckptfs_core::engine::IoChoice;
 
 /// Maximum number of trees.
 const SIDES_MAX: usize = 4;

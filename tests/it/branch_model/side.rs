@@ -5,13 +5,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ckptfs::api::{CheckpointOptions, Delete, RestoreOptions, StateName, Times as Kept};
-use ckptfs::internals::engine::request::{Caller, Entry, LookupResult, NodeId, Service};
-use ckptfs::internals::engine::{Config, Engine, IoChoice};
-use ckptfs::internals::history::base::Base;
-use ckptfs::internals::store::ids::CheckpointId;
-use ckptfs::internals::sys::{self, Errno, SysResult};
-
 use super::handles::{BranchHandle, HANDLES};
 use super::tree_reader::{ReadOptions, look};
 use crate::model::expected::expected;
@@ -20,6 +13,14 @@ use crate::model::observe::{StampTimes, compare};
 use crate::model::ops::{Op, Verb, bytes};
 use crate::model::tree::{Body, Id, Model, Node, ROOT, Tree};
 use crate::model::world::same;
+use ckptfs_api::{
+    CheckpointId, CheckpointOptions, Delete, RestoreOptions, StateName, Times as Kept,
+};
+use ckptfs_core::engine::request::{Caller, Entry, LookupResult, NodeId, Service};
+use ckptfs_core::engine::verb::Execute;
+use ckptfs_core::engine::{Config, Engine, IoChoice};
+use ckptfs_core::history::base::Base;
+use ckptfs_sys::{self as sys, Errno, SysResult};
 
 pub const ROOT_NODE: NodeId = NodeId(1);
 pub const CALLER: Caller = Caller {
@@ -377,7 +378,7 @@ impl BranchSide {
         });
     }
 
-    fn ask<V: ckptfs::Verb>(&self, verb: V) -> ckptfs::api::VerbResult<V::Answer> {
+    fn ask<V: Execute>(&self, verb: V) -> ckptfs_api::VerbResult<V::Answer> {
         verb.run(self.engine(), &CALLER.actor().into())
     }
 

@@ -1,17 +1,16 @@
-//! Adapts a tree of the model to `ckptfs::tree`, and merges three of them.
+//! Adapts a tree of the model to `ckptfs_core::tree`, and merges three of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ckptfs::internals::history::present::Trail;
-use ckptfs::internals::store::ids::{Name, Slot};
-use ckptfs::internals::store::record::{AttrState, Child};
-use ckptfs::internals::sys::{Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
-use ckptfs::internals::tree::Tree as Reads;
-use ckptfs::internals::tree::merge::{self, MergeOptions};
-
 use crate::model::observe::{ObservedNode, ObservedTree};
 use crate::model::tree::{Body, Node, Tree};
+use ckptfs_core::history::present::Trail;
+use ckptfs_core::tree::Tree as Reads;
+use ckptfs_core::tree::merge::{self, MergeOptions};
+use ckptfs_store::ids::{Name, Slot};
+use ckptfs_store::record::{AttrState, Child};
+use ckptfs_sys::{Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
 
 /// A state of a tree.
 pub struct ModelState(pub Tree);

@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use ckptfs::internals::engine::Engine;
-use ckptfs::internals::engine::request::{Entry, Listed, LookupResult, NodeId, Service};
-use ckptfs::internals::sys::{Errno, Kind, SysResult, open_flags};
-
 use super::handles::read_all;
 use super::side::{CALLER, ROOT_NODE};
 use crate::model::observe::{ObservedNode, ObservedTree};
 use crate::model::tree::Body;
+use ckptfs_core::engine::Engine;
+use ckptfs_core::engine::request::{Entry, Listed, LookupResult, NodeId, Service};
+use ckptfs_sys::{Errno, Kind, SysResult, open_flags};
 
 /// A longer listing is an endless loop.
 const NAMES_MAX: usize = 10_000;

@@ -10,12 +10,11 @@ use std::fs;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 
-use ckptfs::internals::cli::verbs;
-
 use super::support::{Ran, Sandbox};
 use crate::common::image::{Fs, Image};
 use crate::common::mount_opts::Io;
 use crate::common::variant::{Variant, skip};
+use ckptfs_cli::verbs;
 
 /// Verbs that run until a signal or draw on a terminal: in the stories they only fail.
 const ONLY_FAIL: [&str; 5] = [

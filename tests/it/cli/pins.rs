@@ -85,7 +85,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
 #[test]
 fn a_checkpoint_is_found_by_its_author() {
     let sandbox = two();
-    let (uid, _) = ckptfs::internals::sys::ids();
+    let (uid, _) = ckptfs_sys::ids();
     let found = |who: &str| {
         sandbox
             .ckptfs_in("p", &["log", "--author", who, "--json"])

@@ -3,15 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ckptfs::Client;
-use ckptfs::api::{
-    ChangeTags, CheckpointOptions, Delete, ListOperations, PinCheckpoint, Query, RestoreOptions,
-    Retag, StateName, UndoOptions, UndoWalk, VerbError, VerbResult,
-};
-use ckptfs::internals::store::record::Reason;
-
 use super::support::Sandbox;
 use crate::common::random::{is_long, told_seed};
+use ckptfs_api::{
+    ChangeTags, CheckpointOptions, Client, Delete, ListOperations, PinCheckpoint, Query, Reason,
+    RestoreOptions, Retag, StateName, UndoOptions, UndoWalk, VerbError, VerbResult,
+};
 
 /// Operations in a run, and random undo targets.
 const STEPS: usize = 30;

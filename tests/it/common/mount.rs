@@ -9,8 +9,6 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
-use ckptfs::api::GetStats;
 use serde_json::Value;
 
 use super::command::{run_limited, stdout_of, succeeds, tool, try_run_limited};
@@ -18,6 +16,7 @@ use super::mount_opts::{MountOpts, binary, mount_command};
 use super::process;
 use super::run_dir::RunDir;
 use super::wait::{WAIT, same, wait_longer};
+use ckptfs_api::{Client, GetStats};
 
 /// Time limit of one CLI verb, in seconds.
 pub const VERB_SECONDS: u64 = 180;

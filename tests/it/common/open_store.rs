@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use ckptfs::Client;
+use ckptfs_api::Client;
 
 /// The directory of a store.
 pub struct OpenStore(OwnedFd);

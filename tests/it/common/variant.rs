@@ -4,13 +4,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::fault::FaultPlan;
-
 use super::image::{Fs, Image};
 use super::mount::Mount;
 use super::mount_opts::{Io, MountOpts};
+use ckptfs_api::{Client, Fault};
+use ckptfs_sys::fault::FaultPlan;
 
 /// FUSE_PASSTHROUGH exists since 6.9, the fine-grained timestamps that it requires here since this
 /// version.

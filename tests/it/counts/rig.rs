@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use ckptfs::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
-use ckptfs::{Client, SOCKET_NAME, STORE_NAME};
-
 use crate::common::mount::minor_of;
 use crate::common::wait::{same, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
+use ckptfs_api::{
+    CheckpointOptions, Client, GetStats, RestoreOptions, SOCKET_NAME, STORE_NAME, StateName, Stats,
+};
 
 /// Time limit of such a mount: each call of its daemon is traced, on a machine that may be busy.
 const LIMIT: Duration = Duration::from_secs(1200);

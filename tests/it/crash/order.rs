@@ -330,9 +330,9 @@ fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
 /// move into the layer.
 #[cfg(debug_assertions)]
 fn move_is_taken_back(v: Variant, nth: u64, found: impl Fn(&Path) -> String) {
-    use ckptfs::Client;
-    use ckptfs::api::Fault;
-    use ckptfs::internals::sys::{Errno, fault};
+    use ckptfs_api::Client;
+    use ckptfs_api::Fault;
+    use ckptfs_sys::{Errno, fault};
     let change = |root: &Path| {
         let client = || Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap();
         let pause = fault::FaultPlan {

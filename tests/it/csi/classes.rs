@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use ckptfs::internals::csi::proto::{
-    CapacityRange, CreateVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest,
-    GetPluginInfoRequest, ProbeRequest, Topology, TopologyRequirement,
-};
 use tonic::Code;
 
 use crate::csi::support::{Rig, class, code, from_volume, unavailable, wanted};
+use ckptfs_volumes::csi::proto::{
+    CapacityRange, CreateVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest,
+    GetPluginInfoRequest, ProbeRequest, Topology, TopologyRequirement,
+};
 
 #[test]
 fn a_class_has_the_options_of_a_volume() {
@@ -90,10 +90,9 @@ fn many_who_ask_for_one_name_get_one_volume() {
     fs::write(rig.use_it("base", "pod").join("f"), "x").unwrap();
     let made = rig.call(|channel| async move {
         let calls = (0..12).map(|_| {
-            let mut client =
-                ckptfs::internals::csi::proto::controller_client::ControllerClient::new(
-                    channel.clone(),
-                );
+            let mut client = ckptfs_volumes::csi::proto::controller_client::ControllerClient::new(
+                channel.clone(),
+            );
             let request = CreateVolumeRequest {
                 volume_content_source: from_volume("base"),
                 ..wanted("one/ä", 5)

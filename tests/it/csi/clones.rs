@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::internals::csi::proto::{
-    CreateVolumeRequest, ListSnapshotsRequest, ListVolumesRequest, Volume,
-};
 use serde_json::Value;
 use tonic::Code;
 
 use crate::common::strace::Strace;
 use crate::common::{scratch, skip};
 use crate::csi::support::{Rig, class, code, from_snapshot, from_volume, unavailable, wanted};
+use ckptfs_volumes::csi::proto::{
+    CreateVolumeRequest, ListSnapshotsRequest, ListVolumesRequest, Volume,
+};
 
 /// Returns how a volume was created from its source.
 fn made_as(volume: &Volume) -> &str {

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ckptfs::internals::csi::proto::CreateVolumeRequest;
-use ckptfs::internals::csi::{NAME, TOPOLOGY_KEY};
 use serde_json::{Value, json};
 
 use crate::common::command::try_run_limited;
 use crate::common::{skip, tool};
 use crate::csi::support::{Rig, SECONDS, class, unavailable, wanted};
+use ckptfs_volumes::csi::proto::CreateVolumeRequest;
+use ckptfs_volumes::csi::{NAME, TOPOLOGY_KEY};
 
 /// Prints the documents of the files as one JSON array.
 const TO_JSON: &str = "import json, sys, yaml\nprint(json.dumps([d for f in sys.argv[1:] for d in yaml.safe_load_all(open(f)) if d]))";

@@ -3,17 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
-use ckptfs::internals::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume};
-use ckptfs::internals::csi::proto::volume_usage::Unit;
-use ckptfs::internals::csi::proto::{
-    CapacityRange, CreateVolumeRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
-    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCapability, VolumeUsage,
-};
 use tonic::{Code, Status};
 
 use crate::csi::support::{
     NODE, PodWriter, Rig, class, code, from_snapshot, text, unavailable, wanted,
+};
+use ckptfs_volumes::csi::proto::volume_capability::access_mode::Mode;
+use ckptfs_volumes::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume};
+use ckptfs_volumes::csi::proto::volume_usage::Unit;
+use ckptfs_volumes::csi::proto::{
+    CapacityRange, CreateVolumeRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCapability, VolumeUsage,
 };
 
 const WRITER: Mode = Mode::SingleNodeWriter;
@@ -200,7 +200,7 @@ fn what_cannot_be_is_refused() {
     let other = crate::csi::support::publish_at(&rig.socket, "w", &rig.staging("w"), &target);
     assert_eq!(code(other), Code::FailedPrecondition);
     // Unstage with the other volume's id does not unmount it.
-    let request = ckptfs::internals::csi::proto::NodeUnstageVolumeRequest {
+    let request = ckptfs_volumes::csi::proto::NodeUnstageVolumeRequest {
         volume_id: "w".into(),
         staging_target_path: text(&staging),
     };

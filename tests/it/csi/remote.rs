@@ -5,9 +5,6 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ckptfs::internals::csi::proto::{
-    CreateSnapshotRequest, CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest, Snapshot,
-};
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
@@ -21,6 +18,9 @@ use crate::csi::support::{
     unavailable, wanted,
 };
 use crate::remote::restic::kinds::{Kind, Server};
+use ckptfs_volumes::csi::proto::{
+    CreateSnapshotRequest, CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest, Snapshot,
+};
 
 /// Starts a node whose driver has these remotes.
 fn node(name: &'static str, remotes: &Remotes) -> Rig {

@@ -4,13 +4,11 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ckptfs::internals::csi::proto::{
-    CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest,
-};
 use serde_json::Value;
 use tonic::Code;
 
 use crate::csi::support::{NODE, Rig, code, from_snapshot, from_volume, unavailable, wanted};
+use ckptfs_volumes::csi::proto::{CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest};
 
 /// Returns the numbers in two files that a writer increments, the first before the second.
 fn pair(dir: &std::path::Path) -> (u64, u64) {
@@ -118,7 +116,7 @@ fn a_volume_of_a_snapshot_has_its_bytes_and_outlives_it() {
     rig.delete_snapshot(&snapshot.snapshot_id).unwrap();
     assert_eq!(
         code(
-            rig.try_create(ckptfs::internals::csi::proto::CreateVolumeRequest {
+            rig.try_create(ckptfs_volumes::csi::proto::CreateVolumeRequest {
                 volume_content_source: from_snapshot(&snapshot.snapshot_id),
                 ..wanted("late", 0)
             })
@@ -163,7 +161,7 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
     let volumes = rig
         .controller(|mut client| async move {
             client
-                .list_volumes(ckptfs::internals::csi::proto::ListVolumesRequest::default())
+                .list_volumes(ckptfs_volumes::csi::proto::ListVolumesRequest::default())
                 .await
         })
         .unwrap();
@@ -171,7 +169,7 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
     assert_eq!(
         code(rig.try_stage(
             "v",
-            ckptfs::internals::csi::proto::volume_capability::access_mode::Mode::SingleNodeWriter
+            ckptfs_volumes::csi::proto::volume_capability::access_mode::Mode::SingleNodeWriter
         )),
         Code::NotFound
     );

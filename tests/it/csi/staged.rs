@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -19,6 +18,7 @@ use crate::common::{process, run_limited, skip, stdout_of, tool};
 use crate::csi::support::{
     PodWriter, Rig, SECONDS, code, from_snapshot, from_volume, text, unavailable,
 };
+use ckptfs_volumes::csi::proto::volume_capability::access_mode::Mode;
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 

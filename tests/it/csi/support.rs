@@ -8,20 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use ckptfs::internals::csi::proto::controller_client::ControllerClient;
-use ckptfs::internals::csi::proto::identity_client::IdentityClient;
-use ckptfs::internals::csi::proto::node_client::NodeClient;
-use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
-use ckptfs::internals::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
-use ckptfs::internals::csi::proto::volume_content_source::{
-    SnapshotSource, Type as Source, VolumeSource,
-};
-use ckptfs::internals::csi::proto::{
-    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
-    DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability,
-    VolumeContentSource,
-};
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
@@ -30,6 +16,20 @@ use crate::common::pool::{Pool, mount_points};
 pub use crate::common::pool::{SECONDS, unavailable};
 use crate::common::wait::wait_until;
 use crate::common::{Fs, tool};
+use ckptfs_volumes::csi::proto::controller_client::ControllerClient;
+use ckptfs_volumes::csi::proto::identity_client::IdentityClient;
+use ckptfs_volumes::csi::proto::node_client::NodeClient;
+use ckptfs_volumes::csi::proto::volume_capability::access_mode::Mode;
+use ckptfs_volumes::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use ckptfs_volumes::csi::proto::volume_content_source::{
+    SnapshotSource, Type as Source, VolumeSource,
+};
+use ckptfs_volumes::csi::proto::{
+    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
+    DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability,
+    VolumeContentSource,
+};
 
 /// The name of this node.
 pub const NODE: &str = "node-1";

@@ -4,9 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ckptfs::internals::csi::proto::ProbeRequest;
-use ckptfs::internals::csi::proto::identity_client::IdentityClient;
-use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
 use serde_json::Value;
 use tonic::transport::Channel;
 
@@ -15,6 +12,9 @@ use crate::common::wait::{seen, wait_until};
 use crate::csi::support::{
     PodWriter, Rig, SECONDS, endpoint, from_snapshot, from_volume, runtime, unavailable,
 };
+use ckptfs_volumes::csi::proto::ProbeRequest;
+use ckptfs_volumes::csi::proto::identity_client::IdentityClient;
+use ckptfs_volumes::csi::proto::volume_capability::access_mode::Mode;
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 

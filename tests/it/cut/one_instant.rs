@@ -6,13 +6,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ckptfs::Client;
-use ckptfs::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
 
 use crate::common::mount_opts::MountOpts;
 use crate::common::{Io, Rig, Variant, for_each_variant};
 use crate::cut::writer::{WriteMethod, Writer, shown};
+use ckptfs_api::{CheckpointInfo, CheckpointOptions, Client};
 
 /// Default number of checkpoints in each variant (`CKPTFS_CUTS`).
 const CUTS: u64 = 40;

@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use ckptfs::internals::history::timeline::Timeline;
-use ckptfs::internals::store::Store;
-use ckptfs::internals::store::record::ObjectHash;
-
 use super::story::{places, tell, trees};
 use crate::common::{Variant, for_each_variant};
+use ckptfs_core::history::timeline::Timeline;
+use ckptfs_store::Store;
+use ckptfs_store::record::ObjectHash;
 
 for_each_variant! { all => what_differs_is_not_shared_whatever_its_hash_says }
 

@@ -8,10 +8,10 @@ for_each_variant! { all => a_kill_in_the_middle_costs_nothing }
 fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     use std::fs::File;
 
-    use ckptfs::Client;
-    use ckptfs::api::Fault;
-    use ckptfs::internals::sys::Errno;
-    use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
+    use ckptfs_api::Client;
+    use ckptfs_api::Fault;
+    use ckptfs_sys::Errno;
+    use ckptfs_sys::fault::{CallKind, FaultPlan};
 
     use super::story::{apart, assert_whole, tell, trees};
     use crate::common::command::check;

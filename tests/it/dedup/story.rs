@@ -5,13 +5,12 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ckptfs::internals::sys::{self, ExtentMap};
-
 use crate::common::command::check;
 use crate::common::space::{free, noise};
 use crate::common::tree::Tree;
 use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
+use ckptfs_sys::{self as sys, ExtentMap};
 
 /// Size of the larger files, in bytes.
 pub const LARGE: usize = 600_001;

@@ -226,13 +226,12 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
 /// A clone of a live file counts only after a check that the file was unchanged. This test provokes
 /// the change deterministically.
 fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
-    use ckptfs::Client;
-    use ckptfs::api::StateName;
-    use ckptfs::internals::engine::export::parts::ExportAsk;
+    use ckptfs_api::Client;
+    use ckptfs_api::ExportAsk;
+    use ckptfs_api::StateName;
     let rig = start(v);
     let id = rig.mount.checkpoint();
-    let store = ckptfs::internals::sys::host::open_dir_path(&rig.path().join(".ckptfs"))
-        .expect("the store");
+    let store = ckptfs_sys::host::open_dir_path(&rig.path().join(".ckptfs")).expect("the store");
     let mut client = Client::connect(&store).expect("connect");
     let (begun, _) = client
         .ask_with_files(ExportAsk::Begin {
@@ -254,17 +253,13 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
         done.extend((part.part > 0).then_some(part.part));
         let mut files = files.into_iter();
         for entry in part.entries {
-            let file = (entry.data == ckptfs::internals::engine::export::parts::ExportData::File)
+            let file = (entry.data == ckptfs_api::ExportData::File)
                 .then(|| files.next().expect("a descriptor"));
             given += 1;
             let begins = || {
                 let mut bytes = [0; 16];
-                let read = ckptfs::internals::sys::read_full_at(
-                    file.as_ref().expect("a file"),
-                    &mut bytes,
-                    0,
-                )
-                .expect("read");
+                let read = ckptfs_sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
+                    .expect("read");
                 bytes[..read].to_vec()
             };
             if entry.path.0 == b"wide/file-123" && !entry.again {

@@ -11,13 +11,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
-
 use crate::common::tree::copy_tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
+use ckptfs_api::{Client, Fault};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { xfs => no_room_while_the_tree_is_written_down }
 

@@ -3,15 +3,14 @@
 
 use std::path::Path;
 
-use ckptfs::internals::engine::request::SetAttr;
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{self, CallKind, FaultOutcome, FaultPlan};
-
 use super::node_snapshot::{Tree, differing, without_times};
 use super::ops::{self, FaultOp, FaultOpResult, OpError};
 use super::served::ServedDir;
 use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};
+use ckptfs_core::engine::request::SetAttr;
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{self, CallKind, FaultOutcome, FaultPlan};
 
 for_each_variant! { all => each_call_fails_once }
 
@@ -434,7 +433,7 @@ impl FaultRun {
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");
             let path = path.trim_end_matches('/');
-            let removed = if seen.kind == ckptfs::internals::sys::Kind::Dir {
+            let removed = if seen.kind == ckptfs_sys::Kind::Dir {
                 self.served.rmdir(path)
             } else {
                 self.served.unlink(path)

@@ -5,15 +5,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
-
 use crate::common::random::is_long;
 use crate::common::tree::assert_tree_is;
 use crate::common::wait::{same, seen, wait_longer, wait_until};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
+use ckptfs_api::{Client, Fault};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { reflink => calls_of_the_daemon_fail }
 for_each_variant! { xfs => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints, an_eio_is_told_in_the_log }

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use ckptfs::internals::sys::{self, Kind};
+use ckptfs_sys::{self as sys, Kind};
 
 /// The observable state of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]

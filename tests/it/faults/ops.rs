@@ -1,10 +1,9 @@
 //! The operations for fault injection.
 
-use ckptfs::api::VerbError;
-use ckptfs::internals::engine::request::{RenameMode, SetAttr};
-use ckptfs::internals::sys::{Errno, Kind};
-
 use super::served::{ServedDir, at, libc_flags};
+use ckptfs_api::VerbError;
+use ckptfs_core::engine::request::{RenameMode, SetAttr};
+use ckptfs_sys::{Errno, Kind};
 
 /// The error of an operation: of a request, or of a verb.
 #[derive(Debug)]

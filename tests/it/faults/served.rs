@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::node_snapshot::{NodeSnapshot, Tree, join, plain};
-use ckptfs::api::{
+use ckptfs_api::{
     CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status,
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
-use ckptfs::internals::engine::request::{
+use ckptfs_core::engine::request::{
     Caller, Entry, Fh, LookupResult, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime,
     XattrMode,
 };
-use ckptfs::internals::engine::{Config, Engine, IoChoice};
-use ckptfs::internals::sys::{self, Errno, Kind, SysResult};
+use ckptfs_core::engine::verb::Execute;
+use ckptfs_core::engine::{Config, Engine, IoChoice};
+use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
 const CALLER: Caller = Caller {
@@ -50,8 +51,8 @@ impl ServedDir {
 
     /// Starts to serve.
     pub fn open(&mut self) -> VerbResult<()> {
-        let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::api::VerbError {
-            code: ckptfs::api::Code::Internal,
+        let root = sys::open_root(&self.dir).map_err(|errno| ckptfs_api::VerbError {
+            code: ckptfs_api::Code::Internal,
             message: errno.to_string(),
             hint: None,
         })?;
@@ -94,7 +95,7 @@ impl ServedDir {
         self.engine.as_ref().expect("it is served")
     }
 
-    fn ask<V: ckptfs::Verb>(&self, verb: V) -> VerbResult<V::Answer> {
+    fn ask<V: Execute>(&self, verb: V) -> VerbResult<V::Answer> {
         verb.run(self.engine(), &CALLER.actor().into())
     }
 
@@ -336,8 +337,8 @@ impl ServedDir {
         if unknown.is_empty() {
             Ok(())
         } else {
-            Err(ckptfs::api::VerbError {
-                code: ckptfs::api::Code::Io,
+            Err(ckptfs_api::VerbError {
+                code: ckptfs_api::Code::Io,
                 message: format!("{unknown:?} is unknown"),
                 hint: None,
             })
@@ -515,7 +516,7 @@ pub fn at(sec: i64) -> SetAttr {
 
 /// Flags of open(2).
 pub mod libc_flags {
-    use ckptfs::internals::sys::open_flags;
+    use ckptfs_sys::open_flags;
     pub const READ: i32 = open_flags::RDONLY;
     pub const WRITE: i32 = open_flags::WRONLY;
     pub const READ_WRITE: i32 = 2;

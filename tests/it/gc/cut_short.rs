@@ -4,12 +4,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
-
 use super::interrupted_runs::{at_each_call, cut_short};
 use super::story::{ids, objects, rounds, views};
 use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant};
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { reflink => a_run_that_is_cut_short_is_finished_by_the_next }
 

@@ -3,14 +3,12 @@
 use std::fs::{self, File};
 use std::time::Instant;
 
-use ckptfs::Client;
-use ckptfs::api::{CheckpointOptions, Delete, Fault, StateName};
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::FaultPlan;
-
 use crate::common::random::is_long;
 use crate::common::space::noise;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
+use ckptfs_api::{CheckpointOptions, Client, Delete, Fault, StateName};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::FaultPlan;
 
 for_each_variant! { xfs => deleting_one_costs_what_changed_around_it }
 

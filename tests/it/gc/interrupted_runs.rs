@@ -3,13 +3,11 @@
 use std::fs::File;
 use std::path::Path;
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
-
 use crate::common::Mount;
 use crate::common::random::is_long;
+use ckptfs_api::{Client, Fault};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 /// No run of these tests makes more calls.
 const CALLS_MAX: u64 = 4000;

@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
 use serde_json::json;
 
 use super::interrupted_runs::{at_each_call, cut_short};
@@ -14,6 +13,7 @@ use crate::common::space::noise;
 use crate::common::tree::Tree;
 use crate::common::wait::{same, wait_longer};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, tree_of};
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { xfs => a_tier_that_is_cut_short_is_finished_by_the_next }
 

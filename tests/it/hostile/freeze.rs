@@ -19,14 +19,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
-
 use super::stuck::UnresponsiveFs;
 use super::support::{get, put};
 use crate::common::wait::{WAIT, WAIT_SECONDS, seen, wait_until};
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
+use ckptfs_api::{Client, Fault};
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { reflink => a_write_from_the_past_of_the_same_file_ends, a_writer_that_waits_stops_nobody }
 for_each_variant! { all => a_large_capture_stops_nobody, a_checkpoint_during_a_capture_is_exact }
@@ -436,7 +434,7 @@ fn captured_slowly<T>(
         Some(FaultPlan {
             errno: 0,
             pause_ms: pause.as_millis() as u64,
-            ..FaultPlan::nth(1, ckptfs::internals::sys::Errno::EIO).only(call)
+            ..FaultPlan::nth(1, ckptfs_sys::Errno::EIO).only(call)
         }),
     );
     let writer = thread::spawn(move || {

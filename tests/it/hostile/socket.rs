@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::internals::control::CONNECTIONS_MAX;
 use rustix::fs::{Mode, OFlags};
 
 use super::support::{noise, put, sh};
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, run_limited, skip, tool};
+use ckptfs_daemon::CONNECTIONS_MAX;
 
 /// Memory limit of the daemon under any input: four long messages with their parsed form, and 64
 /// short ones.

@@ -298,8 +298,8 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
 /// THEIRS` wrote that tree's bytes to a file.
 #[test]
 fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
-    use ckptfs::internals::transfer::import::record::InodeStamp;
-    use ckptfs::internals::transfer::import::record_files::{self, StoredRecord};
+    use ckptfs_transfer::import::record::InodeStamp;
+    use ckptfs_transfer::import::record_files::{self, StoredRecord};
     let Some(image) = on_reflink() else { return };
     let project = image.dir("project");
     put(project.join("build.sh"), "good good good good\n");
@@ -328,7 +328,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         .flatten()
         .find(|known| known.name == b"build.sh")
         .expect("it is known");
-    known.there = InodeStamp::of(&ckptfs::internals::sys::stat_fd(&file).expect("stat"));
+    known.there = InodeStamp::of(&ckptfs_sys::stat_fd(&file).expect("stat"));
     record_files::write(&store, &record).expect("a forged record");
     bring("mine", &["--with", "theirs"]);
     assert_eq!(

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use ckptfs::internals::sys;
 use serde_json::Value;
 
 use super::support::{ImportRig, Rng};
 use crate::common::command::sh;
 use crate::common::tree::{assert_same, tree};
 use crate::common::{Variant, for_each_variant};
+use ckptfs_sys as sys;
 
 /// Makes a package of some files, identical in every project.
 fn package(dir: &Path, number: u64) {

@@ -46,7 +46,7 @@ fn start(place: &ImportRig) -> Child {
 fn kill(mut child: Child) -> bool {
     let ended = child.try_wait().expect("wait").is_some();
     let group = i32::try_from(child.id()).expect("a process id");
-    let _ = ckptfs::internals::sys::kill_group(group, 9);
+    let _ = ckptfs_sys::kill_group(group, 9);
     child.wait().expect("wait");
     ended
 }

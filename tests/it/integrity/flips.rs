@@ -5,11 +5,10 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use ckptfs::api::DamageKind;
-
 use super::story::{Random, Story, index_of, kinds, look, objects};
 use crate::common::command::check;
 use crate::common::{Fs, Io, OpenStore, Variant, skip, succeeds, tool};
+use ckptfs_api::DamageKind;
 
 /// The I/O mode does not affect the store: one variant suffices.
 fn variant() -> Option<Variant> {
@@ -230,8 +229,7 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
 
 /// Returns the begin and end offsets of the frames in the first segment.
 fn frames(dir: &Path) -> Vec<(u64, u64)> {
-    let (store, _) =
-        ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let (store, _) = ckptfs_store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     let begins: Vec<u64> = store
         .journal
         .scan(store.journal.start(), None)

@@ -68,8 +68,7 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
     // Garbage after the end of the journal.
     let segment = store.join("journal/00000001");
     let end = {
-        let (store, _) =
-            ckptfs::internals::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
+        let (store, _) = ckptfs_store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
         store.journal.position().offset
     };
     fs::OpenOptions::new()
@@ -181,8 +180,7 @@ fn a_journal_that_lost_whole_frames_at_its_end_is_damaged(v: Variant) {
     let mut story = Story::tell(v, 3);
     let dir = story.rest();
     let (from, end) = {
-        let (store, _) =
-            ckptfs::internals::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
+        let (store, _) = ckptfs_store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
         let frames: Vec<_> = store
             .journal
             .scan(store.journal.start(), None)

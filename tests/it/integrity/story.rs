@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use ckptfs::api::{Damage, StateName};
-use ckptfs::internals::engine::check::{CheckOptions, StoreCheck};
 use serde_json::Value;
 
 use crate::common::random::seed;
 use crate::common::wait::{seen, wait_longer};
 use crate::common::{Mount, Rig, Variant, copy_tree};
+use ckptfs_api::{Damage, StateName};
+use ckptfs_core::engine::check::{CheckOptions, StoreCheck};
 
 /// Changes before each checkpoint.
 const CHANGES: usize = 25;
@@ -134,27 +134,20 @@ pub fn caught_up(mount: &Mount) {
 
 /// Reports whether the index of an unmounted store has every closed epoch.
 fn index_is_whole(dir: &Path) -> bool {
-    let (store, _) =
-        ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let (store, _) = ckptfs_store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     let last = store
         .journal
         .scan(store.journal.start(), None)
         .map(Result::unwrap);
     let end = last
-        .filter(|(_, record)| {
-            matches!(
-                record,
-                ckptfs::internals::store::record::Record::Checkpoint(_)
-            )
-        })
+        .filter(|(_, record)| matches!(record, ckptfs_store::record::Record::Checkpoint(_)))
         .last();
     end.is_none_or(|(at, record)| store.index.applied().unwrap() >= at.after(&record).unwrap())
 }
 
 /// Returns every entry of the index of an unmounted store.
 pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let (store, opened) =
-        ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let (store, opened) = ckptfs_store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     assert_eq!(opened.rebuilt, None);
     store.index.dump().unwrap().into_iter().collect()
 }

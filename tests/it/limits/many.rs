@@ -4,13 +4,12 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use ckptfs::Client;
-use ckptfs::api::CheckpointOptions;
 use rustix::fs::{Mode, OFlags};
 
 use super::support::{get, put};
 use super::{rss, size};
 use crate::common::{Fs, Image, Io, MountOpts, Variant, skip};
+use ckptfs_api::{CheckpointOptions, Client};
 
 /// Maximum memory of the daemon, in bytes, for each name of a directory that is listed in a view.
 /// The names are sorted in memory, and the kernel requests attributes.

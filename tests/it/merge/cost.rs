@@ -2,8 +2,8 @@
 
 use super::support::{changes, lines_with, merge};
 use crate::common::{MountOpts, Variant, for_each_variant};
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 /// Returns the stat(2) calls of a merge of 60 files, of which 20 changed on both sides, in a tree
 /// with `untouched` other files.

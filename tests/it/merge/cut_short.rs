@@ -5,8 +5,8 @@ use crate::common::command::sh;
 use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree};
 use crate::common::{Rig, Variant, for_each_variant};
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 const BASE: &str =
     "mkdir -p d/e; for f in a b c d/f d/e/g; do seq 20 > $f; done; setfattr -n user.a -v 1 b";

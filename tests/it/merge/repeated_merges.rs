@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::support::{changes, run};
 use crate::common::command::sh;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { xfs =>
     a_merge_reads_what_was_touched_since_the_last_ones,

@@ -8,8 +8,8 @@ use crate::common::command::sh;
 use crate::common::random::{Random, seed};
 use crate::common::tree::tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { reflink => what_the_parent_did_comes_into_the_branch }
 for_each_variant! { xfs =>

@@ -3,9 +3,6 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
-use ckptfs::api::{
-    Change, CheckpointOptions, Compare, Delete, GetStatus, Query, Retention, StateName,
-};
 use rustix::fs::{Mode, OFlags};
 
 use super::calls::open;
@@ -15,6 +12,9 @@ use super::observe::{absolute, compare, observe, shown};
 use super::ops::{Op, Verb};
 use super::tree::Tree;
 use super::world::{Handle, ModelCheckpoint, ModelRun};
+use ckptfs_api::{
+    Change, CheckpointOptions, Compare, Delete, GetStatus, Query, Retention, StateName,
+};
 
 impl ModelRun {
     /// Checks the whole live tree and all open files.

@@ -4,8 +4,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
-use ckptfs::api::{CheckpointOptions, Compare, GetStatus, Retention, StateName, VerbError};
 use rustix::fs::{Mode, OFlags};
 
 use super::calls::open;
@@ -15,6 +13,7 @@ use super::observe::{absolute, compare, observe};
 use super::ops::{Op, Verb, bytes};
 use super::tree::Tree;
 use super::world::{ModelCheckpoint, ModelRun, VIEWS, ViewFile};
+use ckptfs_api::{CheckpointOptions, Client, Compare, GetStatus, Retention, StateName, VerbError};
 
 /// Longer than the delay after which the daemon indexes a closed epoch.
 const IDLE: Duration = Duration::from_millis(400);

@@ -6,15 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ckptfs::Client;
-use ckptfs::api::Query;
-
 use super::control::said;
 use super::frees::findings;
 use super::observe::{compare, observe};
 use super::world::ModelRun;
 use crate::common::{Fs, Mount};
 use crate::crash::disk::{ImageDisk, ImageHost};
+use ckptfs_api::{Client, Query};
 
 const DISK_BYTES: u64 = 512 << 20;
 /// Age from which a checkpoint is durable without a sync.

@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ckptfs::api::{Change, ChangeKind};
-
 use super::observe::{StampTimes, shown};
 use super::tree::{Id, Node, Tree};
+use ckptfs_api::{Change, ChangeKind};
 
 /// Letters of the paths that must be listed, and paths that may be.
 #[derive(Debug, Default)]

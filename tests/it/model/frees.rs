@@ -3,11 +3,6 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ckptfs::Client;
-use ckptfs::api::{
-    CheckpointOptions, Delete, GcOptions, GcReport, Retention, ShowCheckpoint, StateName,
-    UndoOptions, UndoWalk, VerifyOptions,
-};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -15,6 +10,10 @@ use rustix::thread::CapabilitySet;
 use super::control::said;
 use super::ops::Op;
 use super::world::ModelRun;
+use ckptfs_api::{
+    CheckpointOptions, Client, Delete, GcOptions, GcReport, Retention, ShowCheckpoint, StateName,
+    UndoOptions, UndoWalk, VerifyOptions,
+};
 
 /// How a checkpoint is freed: `free WAY BACK GC`. BACK counts from the newest; a positive GC runs
 /// gc afterwards. For `keep-last` and `max-size`, BACK is the argument.

@@ -4,12 +4,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use ckptfs::api::{Query, ShowCheckpoint, StateName};
-
 use super::control::said;
 use super::ops::Verb;
 use super::tree::Tree;
 use super::world::{ModelCheckpoint, ModelRun};
+use ckptfs_api::{Query, ShowCheckpoint, StateName};
 
 /// Timeout for the freeing of marks.
 const FREED: Duration = Duration::from_secs(60);

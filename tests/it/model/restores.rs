@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use ckptfs::api::{Code, RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
-
 use super::control::said;
 use super::observe::absolute;
 use super::ops::{Op, bytes};
 use super::tree::{Body, Id, Node, Tree};
 use super::world::ModelRun;
+use ckptfs_api::{Code, RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
 
 impl ModelRun {
     /// Runs `restore --dry-run`, which must not change anything.

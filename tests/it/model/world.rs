@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ckptfs::Client;
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
@@ -22,6 +21,7 @@ use super::ops::{Op, Verb, bytes};
 use super::setup::has_tripwire;
 use super::tree::{Id, Model, OpResult, Tree};
 use crate::common::{Io, Mount, MountOpts, OpenStore};
+use ckptfs_api::Client;
 
 /// Maximum number of open handles.
 pub const HANDLES: usize = 8;

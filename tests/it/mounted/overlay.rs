@@ -5,8 +5,6 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::FaultPlan;
 use rustix::fs::{CWD, RenameFlags};
 
 use super::support::{errno, get, put, sh};
@@ -15,6 +13,8 @@ use crate::common::{
     Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, succeeds, tool,
     tree_of,
 };
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::FaultPlan;
 
 for_each_variant! { reflink => the_upper_layer_of_an_overlay }
 for_each_variant! { all => a_rename_leaves_a_whiteout, a_rename_over_a_directory_fails_as_it_does_below }

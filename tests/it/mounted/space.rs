@@ -5,15 +5,13 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::{CallKind, FaultPlan};
-
 use super::support::{Mapping, noise, put, said, sh};
 use crate::common::space::free;
 use crate::common::wait::{same, seen};
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
+use ckptfs_api::{Client, Fault};
+use ckptfs_sys::Errno;
+use ckptfs_sys::fault::{CallKind, FaultPlan};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
 for_each_variant! { xfs =>

@@ -12,13 +12,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{SuiteDir, checkpoint, connect, suite};
 use crate::common::random::{is_long, told_seed};
 use crate::common::wait::wait_longer;
 use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
+use ckptfs_api::Client;
 
 /// Operations of one run, short and long form.
 const OPERATIONS: u64 = 20_000;

@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::Client;
-use ckptfs::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
 
 use crate::common::{RunDir, process};
+use ckptfs_api::{CheckpointInfo, CheckpointOptions, Client};
 
 /// Returns the program of an installed suite. A missing suite is a failure, not a reason to skip.
 pub fn suite(name: &str) -> PathBuf {

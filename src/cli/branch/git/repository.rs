@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use super::super::super::error::{ErrorContext, hinted};
 use super::super::super::tree_path::normal;
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::sys::{self, Access, Errno, Kind, OpenKind, Stat, SysResult, host};
+use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, Stat, SysResult, host};
 
 /// Name in the root of a working tree of the repository, or of a file that leads to it.
 pub const DOT_GIT: &str = ".git";

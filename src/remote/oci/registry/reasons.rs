@@ -1,6 +1,6 @@
 //! Descriptions of failures of a registry or the connection.
 
-use crate::remote::http::first_cause;
+use crate::http::first_cause;
 
 /// Limit of characters shown.
 const SHOWN_MAX: usize = 300;

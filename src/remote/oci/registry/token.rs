@@ -6,7 +6,7 @@ use reqwest::header::{HeaderValue, WWW_AUTHENTICATE};
 use reqwest::{Response, StatusCode, Url};
 
 use super::{ANSWER_MAX, Registry, Tried};
-use crate::remote::oci::auth::Login;
+use crate::oci::auth::Login;
 
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 

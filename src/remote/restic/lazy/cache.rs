@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use crate::remote::limits;
-use crate::store::ids::Slot;
-use crate::sys::{self, Access, Errno, SysResult};
+use crate::limits;
+use ckptfs_store::ids::Slot;
+use ckptfs_sys::{self as sys, Access, Errno, SysResult};
 
 /// The origin of a local file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

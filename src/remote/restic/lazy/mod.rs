@@ -28,13 +28,13 @@ use self::record::OriginRecord;
 pub use self::source::Starter;
 use self::source::{FetchError, Source, holds};
 use self::tree::SnapshotTree;
-use crate::engine::api::OriginInfo;
-use crate::engine::origin::RemoteLayer;
-use crate::history::present::{LiveTree, Trail};
-use crate::store::ids::{Name, Slot};
-use crate::store::record::{AttrState, Child, Place};
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{Errno, SysResult, Time, Xattrs, host, wait};
+use ckptfs_api::OriginInfo;
+use ckptfs_core::engine::origin::RemoteLayer;
+use ckptfs_core::history::present::{LiveTree, Trail};
+use ckptfs_store::ids::{Name, Slot};
+use ckptfs_store::record::{AttrState, Child, Place};
+use ckptfs_sys::lock::{Condvar, Mutex};
+use ckptfs_sys::{Errno, SysResult, Time, Xattrs, host, wait};
 
 /// Time without data after which waiting for content fails.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -131,7 +131,7 @@ impl RemoteBase {
         stored: record::StoredOrigin,
         starter: Starter,
         wishes: FetchOptions,
-    ) -> crate::engine::api::VerbResult<RemoteBase> {
+    ) -> ckptfs_api::VerbResult<RemoteBase> {
         let (record, tree, cache) = stored.take()?;
         let size = |slot| tree.content(slot).ok().map(|(size, _)| size);
         let kept = cache.kept(size).map_err(record::unusable)?;
@@ -449,7 +449,7 @@ impl Inner {
             )),
             (None, Some((slot, why))) => Some(format!(
                 "{} of the remote {remote} cannot be read, {} the first: {}",
-                crate::engine::display::count(state.damaged.len(), "file"),
+                ckptfs_api::display::count(state.damaged.len(), "file"),
                 escaped(&String::from_utf8_lossy(&self.tree.path(*slot))),
                 escaped(why)
             )),

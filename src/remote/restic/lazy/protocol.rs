@@ -9,8 +9,9 @@ use std::io::{self, BufRead, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::control::{encode, receive_up_to};
-use crate::engine::api::VerbError;
+use ckptfs_api::VerbError;
+use ckptfs_api::protocol::encode;
+use ckptfs_api::protocol::receive_up_to;
 
 /// The longest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;

@@ -19,9 +19,9 @@ use super::super::backend::CheckedBackend;
 use super::super::pull::{self, blob_length};
 use super::super::{Remote, failed};
 use super::protocol::{Answer, Ask, receive, send};
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::sys;
-use crate::sys::lock::{Condvar, Mutex};
+use ckptfs_api::{Code, VerbError, VerbResult, hinted};
+use ckptfs_sys as sys;
+use ckptfs_sys::lock::{Condvar, Mutex};
 
 /// Time limit of waiting for another thread that opens the repository.
 const OPENING: Duration = Duration::from_secs(10);

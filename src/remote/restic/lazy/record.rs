@@ -20,11 +20,11 @@ use super::super::measure::{broken, measure};
 use super::super::{PushedSnapshot, Remote, failed, node};
 use super::cache::ContentCache;
 use super::tree::{SnapshotTree, TreeRow, TreeWriter};
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::remote::limits::{self, DEPTH_MAX, Limits};
-use crate::store::ids::{CheckpointId, Slot};
-use crate::store::layout::{has_origin, make_origin, open_origin, sync_origin};
-use crate::sys::{self, Access, Errno, OpenKind, RenameMode, SysResult, Time};
+use crate::limits::{self, DEPTH_MAX, Limits};
+use ckptfs_api::{Code, VerbError, VerbResult, hinted};
+use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_store::layout::{has_origin, make_origin, open_origin, sync_origin};
+use ckptfs_sys::{self as sys, Access, Errno, OpenKind, RenameMode, SysResult, Time};
 
 const RECORD: &[u8] = b"record";
 const TREE: &[u8] = b"tree";

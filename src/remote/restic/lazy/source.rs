@@ -16,11 +16,11 @@ use rustic_core::DataId;
 
 use super::super::pull::{HOLE_BYTES, is_hash};
 use super::protocol::{Answer, Ask, receive, send};
-use crate::engine::api::{Code, VerbError, error};
-use crate::remote::limits::Limits;
-use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, SysResult};
-use crate::transfer::is_zeros;
+use crate::limits::Limits;
+use ckptfs_api::{Code, VerbError, error};
+use ckptfs_sys::lock::Mutex;
+use ckptfs_sys::{self as sys, Errno, SysResult};
+use ckptfs_transfer::is_zeros;
 
 /// The time that a killed process has to end.
 const END: Duration = Duration::from_secs(2);
@@ -310,7 +310,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::remote::restic::pull::hash;
+    use crate::restic::pull::hash;
 
     /// Fetches `content` from a process that answers like this.
     fn fetched(content: &[u8], answer: &'static [u8]) -> Result<Vec<u8>, FetchError> {

@@ -10,13 +10,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use rustic_core::DataId;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::export::parts::ExportEntry;
-use crate::history::present::Trail;
-use crate::remote::limits::DEPTH_MAX;
-use crate::store::ids::{Name, Slot};
-use crate::store::layout::{STORE_NAME, is_own_xattr};
-use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
+use crate::limits::DEPTH_MAX;
+use ckptfs_api::{ExportEntry, STORE_NAME};
+use ckptfs_core::history::present::Trail;
+use ckptfs_store::ids::{Name, Slot};
+use ckptfs_store::record::{AttrState, Child, Place};
+use ckptfs_sys::{
+    self as sys, Errno, Kind, Protection, Stat, SysResult, Time, Xattrs, is_own_xattr,
+};
 
 /// Maximum length of a name in bytes.
 const NAME_MAX: usize = 255;
@@ -376,8 +377,8 @@ impl TreeWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::api::TreePath;
-    use crate::engine::export::parts::ExportData;
+    use ckptfs_api::ExportData;
+    use ckptfs_api::TreePath;
 
     const LATEST: Time = Time { sec: 100, nsec: 0 };
 

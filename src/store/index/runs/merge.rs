@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::run::RunCursor;
 use super::{FAN, ListedRun, VoidRecords, is_struck, keys};
-use crate::store::error::StoreResult;
-use crate::store::ids::Epoch;
+use crate::error::StoreResult;
+use crate::ids::Epoch;
 
 /// Returns the newest neighbours of one level that are at least [`FAN`].
 pub fn due(runs: &[ListedRun]) -> Option<Range<usize>> {

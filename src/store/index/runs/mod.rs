@@ -37,11 +37,11 @@ use self::needs::{NeededFilter, RetentionNeeds};
 use self::run::{BlockCache, BlockWeighter, Run, RunBuilder, RunSink, RunSource};
 pub use self::run_lookup::{RunSnapshot, RunWalk};
 use super::keys;
-use crate::store::at;
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::{Epoch, Slot};
-use crate::store::journal::Address;
-use crate::sys::lock::{Mutex, RwLock};
+use crate::at;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::{Epoch, Slot};
+use crate::journal::Address;
+use ckptfs_sys::lock::{Mutex, RwLock};
 
 /// The directory of the files, below that of the index.
 pub const NAME: &str = "runs";

@@ -11,10 +11,11 @@ use std::collections::{HashMap, HashSet};
 
 use super::merge::MergeIter;
 use super::{ListedRun, PASSED_MAX, RunSnapshot, VoidRecords, keys};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
-use crate::store::journal::{Address, codec};
-use crate::store::record::{Key, Undo};
+use crate::error::{StoreError, StoreResult};
+use crate::ids::{Epoch, ObjectId, Slot};
+use crate::journal::{Address, codec};
+use crate::record::{Key, Undo};
+use ckptfs_api::CheckpointId;
 
 /// The needed records, and the limit of compaction.
 pub struct RetentionNeeds<'a> {

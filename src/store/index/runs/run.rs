@@ -22,11 +22,11 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use super::super::keys;
 use super::filter::{Filter, Probe};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::Epoch;
-use crate::store::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
-use crate::sys::fault::{self, CallKind};
-use crate::sys::lock::Mutex;
+use crate::error::{StoreError, StoreResult};
+use crate::ids::Epoch;
+use crate::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
+use ckptfs_sys::fault::{self, CallKind};
+use ckptfs_sys::lock::Mutex;
 
 /// A block ends with the entry that reaches this size before compression: it is read and decoded
 /// for one entry.
@@ -409,7 +409,7 @@ impl Run {
     /// Makes the file durable.
     pub fn sync(&self) -> io::Result<()> {
         match &self.source {
-            RunSource::File(file) => Ok(crate::sys::fdatasync(file)?),
+            RunSource::File(file) => Ok(ckptfs_sys::fdatasync(file)?),
             RunSource::Memory(_) => Ok(()),
         }
     }

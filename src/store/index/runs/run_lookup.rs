@@ -8,11 +8,11 @@ use super::filter::Probe;
 use super::merge::MergeIter;
 use super::run::{Run, RunCursor};
 use super::{ListedRun, RunList, Runs, is_struck, keys};
-use crate::store::error::{StoreError, StoreResult};
-use crate::store::hash::Hash;
-use crate::store::ids::{Epoch, Name, ObjectId, Slot};
-use crate::store::journal::codec;
-use crate::store::record::{Key, Place, Undo};
+use crate::error::{StoreError, StoreResult};
+use crate::hash::Hash;
+use crate::ids::{Epoch, Name, ObjectId, Slot};
+use crate::journal::codec;
+use crate::record::{Key, Place, Undo};
 
 /// Entries of one name that are skipped before a seek to the next name.
 const SKIPS_MAX: u32 = 16;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::super::tests::bench::Bench;
 use super::super::{Index, IndexOpening, RetentionNeeds};
 use super::*;
-use crate::store::ids::{CheckpointId, ObjectId, ObjectOrigin};
-use crate::store::record::DataState;
-use crate::store::record::{Key, Undo};
-use crate::store::tests::made::{closed, data, deleted, entry, home, place, undo, void};
+use crate::ids::{CheckpointId, ObjectId, ObjectOrigin};
+use crate::record::DataState;
+use crate::record::{Key, Undo};
+use crate::tests::made::{closed, data, deleted, entry, home, place, undo, void};
 
 mod model;
 

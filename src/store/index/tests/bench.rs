@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 
 use super::super::{Batch, Index, IndexOpening, RetentionNeeds};
-use crate::store::ids::{CheckpointId, ObjectId};
-use crate::store::journal::{Address, Journal};
-use crate::store::layout::Layout;
-use crate::store::record::Record;
+use crate::ids::{CheckpointId, ObjectId};
+use crate::journal::{Address, Journal};
+use crate::layout::Layout;
+use crate::record::Record;
 
 pub struct Bench {
     pub dir: tempfile::TempDir,

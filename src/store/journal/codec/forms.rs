@@ -1,6 +1,6 @@
 //! Encodings of values: one [`Encoding`] for each encoding, and macros for structs and enums.
 
-use crate::store::error::CodecError;
+use crate::error::CodecError;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -33,7 +33,7 @@ pub(super) trait Tagged: Sized {
 /// The form of a field: the named one, by default its own.
 macro_rules! form {
     () => {
-        $crate::store::journal::codec::forms::DefaultEncoding
+        $crate::journal::codec::forms::DefaultEncoding
     };
     ($form:ty) => {
         $form

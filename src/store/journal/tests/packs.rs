@@ -4,7 +4,7 @@ use super::super::PackDecision;
 use super::super::frame::{Gap, Link};
 use super::super::pack::{self, Packer};
 use super::*;
-use crate::store::tests::made::{closed, deleted, undo};
+use crate::tests::made::{closed, deleted, undo};
 
 /// Closes the current segment and packs all closed ones; `verdict` decides by the number in each
 /// record.

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use super::super::super::tests::bench::Bench;
 use super::super::super::{Index, IndexDifference, IndexOpening, RebuildReason};
-use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
-use crate::store::record::{Key, Place, Record, Undo};
-use crate::store::tests::made::{closed, data, deleted, entry, home, moved, place, undo, void};
-use crate::sys::fuzz::config;
+use crate::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::record::{Key, Place, Record, Undo};
+use crate::tests::made::{closed, data, deleted, entry, home, moved, place, undo, void};
+use ckptfs_testkit::config;
 
 #[derive(Clone, Debug)]
 enum Step {
