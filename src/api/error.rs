@@ -68,3 +68,15 @@ pub fn not_exact(name: &str, tag: &str) -> VerbError {
         "restore and delete need the whole tag, or a number",
     )
 }
+
+/// Adds the object of a failed call to its error.
+pub trait ErrorContext<T> {
+    /// Names `what`, usually a path, in the error.
+    fn on(self, what: impl std::fmt::Display) -> VerbResult<T>;
+}
+
+impl<T, E: Into<io::Error>> ErrorContext<T> for Result<T, E> {
+    fn on(self, what: impl std::fmt::Display) -> VerbResult<T> {
+        self.map_err(|cause| io_error(what, cause))
+    }
+}

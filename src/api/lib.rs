@@ -56,6 +56,7 @@ mod push;
 mod request;
 mod restore;
 mod retention;
+mod snapdir;
 mod status;
 mod tree_path;
 mod undo;
@@ -84,7 +85,9 @@ pub use conflicts::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watch
 pub use dedup::{Content, DedupOptions, DedupReport, DedupStage, ExcludeReason, ExcludedFile};
 pub use discovery::{StoreDir, StoreLookup, is_same, look};
 pub use du::{DuOne, DuOptions, DuReport};
-pub use error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
+pub use error::{
+    Code, ErrorContext, VerbError, VerbResult, error, hinted, io_error, not_exact, plain,
+};
 pub use export::{ExportAsk, ExportData, ExportEntry, ExportPart, Refused};
 pub use gc::{GcKept, GcOptions, GcReason, GcRemoved, GcReport, GcTier};
 pub use ids::{CheckpointId, Epoch};
@@ -101,6 +104,9 @@ pub use request::Fault;
 pub use request::{Cancel, Request};
 pub use restore::{RestoreOptions, Restored, Times};
 pub use retention::{Retention, Rule, Tier};
+pub use snapdir::{
+    SNAPDIR, SNAPDIR_FILE, SNAPDIR_INODE, is_snapdir_inode, is_snapdir_name, noted_snapdir,
+};
 pub use status::{
     AbsenceInfo, DaemonInfo, GetStats, GetStatus, MeasuredInfo, OriginInfo, PushInfo, SealerInfo,
     Stats, Status, UpkeepInfo,

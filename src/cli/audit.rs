@@ -2,15 +2,16 @@
 
 use std::io::{self, Write};
 
-use super::context::Context;
-use super::error::Outcome;
-use super::output::{Out, Role};
-use super::{locate, time};
+use crate::executor;
 use ckptfs_api::{AuditEvent, AuditKind, ListAudit};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::output::{Out, Role};
+use ckptfs_ui::time;
 
 /// Lists checkpoints, restores, deletions, tags, pins and mounts, oldest first, with their authors.
 pub fn run(context: &mut Context) -> Outcome {
-    let events = locate::history(context.dir())?.ask(ListAudit)?;
+    let events = executor::history(context.dir())?.ask(ListAudit)?;
     context.out.answer(&events, |out| {
         events.iter().try_for_each(|event| {
             let line = line(out, event)?;

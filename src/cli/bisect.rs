@@ -10,13 +10,14 @@ use std::process::Stdio;
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Failure, Outcome, error, hinted};
+use super::launch;
 use super::run::{execute, shown};
-use super::{launch, locate};
 use ckptfs_api::{
     CheckpointId, CheckpointInfo, Code, Query, ShowCheckpoint, StateName, VerbError, VerbResult,
 };
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, error, hinted};
+use ckptfs_ui::locate;
 
 /// Exit status of a test that cannot decide.
 const SKIP_STATUS: u8 = 125;
@@ -298,7 +299,7 @@ fn tell(
             steps,
         })?;
     } else if let Some(first_bad) = first_bad {
-        super::listing::print_checkpoints(std::slice::from_ref(first_bad), out)?;
+        ckptfs_ui::listing::print_checkpoints(std::slice::from_ref(first_bad), out)?;
         let before = search.good;
         if let Some(before) = row.get(before) {
             out.talk(&format!(
@@ -308,7 +309,7 @@ fn tell(
         }
     } else {
         let all: Vec<CheckpointInfo> = candidates.into_iter().cloned().collect();
-        super::listing::print_checkpoints(&all, out)?;
+        ckptfs_ui::listing::print_checkpoints(&all, out)?;
         out.talk("the test could not tell which of these is the first bad one");
     }
     if first_bad.is_some() {

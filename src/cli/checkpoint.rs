@@ -5,10 +5,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::context::Context;
-use super::error::{ErrorContext, Outcome, error};
-use super::{hook, locate, time};
+use super::hook;
 use ckptfs_api::{CheckpointOptions, Code, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error};
+use ckptfs_ui::{locate, time};
 
 /// Limit of the bytes read of a note; the daemon enforces a lower limit.
 const NOTE_BYTES_MAX: u64 = 64 << 10;

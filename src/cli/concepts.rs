@@ -1,7 +1,7 @@
 //! `ckptfs help concepts`: definitions of the terms in help texts and messages.
 
 use super::Context;
-use super::error::Outcome;
+use ckptfs_ui::error::Outcome;
 
 /// Output of `ckptfs help concepts`.
 const WORDS: &str = "\

@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
-use super::locate::{self, TreeLocation};
-use super::output::{Out, Role};
 use ckptfs_api::{Client, Code, STORE_NAME, StoreDir, VerbError, VerbResult};
 use ckptfs_core::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
     Settings, TIERS, TierSetting, Value, parse, parse_value, read_store,
 };
 use ckptfs_sys::{self as sys, host};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use ckptfs_ui::locate::{self, TreeLocation};
+use ckptfs_ui::output::{Out, Role};
 
 /// Show and change the configuration: .ckptfs/ckptfs.toml of the directory, and the user's
 /// ckptfs/config.toml

@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::daemon::Args;
-use super::error::ErrorContext;
 use ckptfs_api::{SOCKET_NAME, VerbResult};
 use ckptfs_core::engine::Engine;
 use ckptfs_core::engine::verbs::RequestHandler;
 use ckptfs_daemon::{ServerHandle, serve};
 use ckptfs_fuse::Session;
 use ckptfs_sys::{self as sys, Errno, host};
+use ckptfs_ui::error::ErrorContext;
 
 /// Limit of the wait for an inode on a full disk, and the pause between attempts.
 const BIND_WAIT: Duration = Duration::from_millis(300);

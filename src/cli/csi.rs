@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::context::Context;
-use super::error::Outcome;
 use super::volumes;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
 use ckptfs_volumes::csi::{Config, serve};
 use ckptfs_volumes::mount_facts;
 

@@ -19,15 +19,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use super::context::Context;
 use super::control_socket::{EndReason, bind, lacks_room, start_threads};
-use super::error::{ErrorContext, Outcome, hinted, plain};
 use super::launch::{DaemonReady, Handshake, tell, tell_on};
 use super::logging::log_to_stderr;
 use super::mount_users::{MountUser, VisibleTree, WritableFile};
 use super::serving::{Io, OthersIo, Seal, ServeOptions, Snapdir, SnapdirNames, Writes};
 use super::trees::{BranchHandover, BranchServer};
-use super::{git_guard, holder, mount_users, mounts, nested, serving, size};
+use super::{git_guard, holder, mount_users, nested, serving, size};
+use crate::dead_mounts;
 use ckptfs_api::SOCKET_NAME;
 use ckptfs_api::display::word;
 use ckptfs_api::*;
@@ -36,6 +35,8 @@ use ckptfs_core::engine::request::Service;
 use ckptfs_core::engine::{Config, Engine, IoChoice, SealerMode};
 use ckptfs_fuse::{MountConfig, Session, Xattrs};
 use ckptfs_sys::{self as sys, Errno, host};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, hinted, plain};
 
 /// Name of the log in the store.
 const LOG_NAME: &str = "daemon.log";
@@ -109,7 +110,7 @@ pub fn run(args: Args, _: &mut Context) -> Outcome {
         Err(error) if args.foreground => Err(error.into()),
         Err(error) => {
             tell(&Handshake::Error(error))?;
-            Err(super::error::Failure::No)
+            Err(ckptfs_ui::error::Failure::No)
         }
     }
 }
@@ -533,7 +534,7 @@ fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<EndReason>) -> Unmoun
             engine.hush();
             let at = &engine.place().mount();
             nested::end_at(at);
-            match mounts::unmount(at, false) {
+            match dead_mounts::unmount(at, false) {
                 Ok(()) => {
                     let _ = ends.recv_timeout(SESSION_END_TIMEOUT);
                 }
@@ -551,7 +552,7 @@ fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<EndReason>) -> Unmoun
 
 /// Detaches the mount; its users get ENOTCONN once this process has ended.
 fn detach(engine: &Engine) {
-    if let Err(error) = mounts::unmount(&engine.place().mount(), true) {
+    if let Err(error) = dead_mounts::unmount(&engine.place().mount(), true) {
         tracing::error!(%error, "the mount stays, without a daemon; `ckptfs mount` repairs it");
     }
 }

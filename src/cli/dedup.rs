@@ -6,12 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Outcome, hinted};
-use super::locate::{ServedTree, TreeLocation};
-use super::output::{Out, Role};
-use super::progress::Bar;
-use super::{locate, size};
+use super::size;
 use ckptfs_api::{
     Client, Code, Content, DedupOptions, DedupReport, DedupStage, ExcludeReason, ExcludedFile,
     STORE_NAME, VerbResult, host_path,
@@ -19,6 +14,12 @@ use ckptfs_api::{
 use ckptfs_core::engine::dedup::{Count, drop_kept};
 use ckptfs_sys::{self as sys, Errno, SysResult};
 use ckptfs_transfer::dedup::{self, DedupResult, DedupSource, UnservedDir};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, hinted};
+use ckptfs_ui::locate;
+use ckptfs_ui::locate::{ServedTree, TreeLocation};
+use ckptfs_ui::output::{Out, Role};
+use ckptfs_ui::progress::Bar;
 
 /// Make versions with the same content share their space; no checkpoint changes
 ///

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::Outcome;
 use super::freeing::freeing;
-use super::locate::whole;
-use super::{changes, time};
+use crate::executor::whole;
 use ckptfs_api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
 use ckptfs_daemon::VerbExecutor;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::{changes, time};
 
 /// Delete a checkpoint; `ckptfs undo` brings it back until it is freed
 ///

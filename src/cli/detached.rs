@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use super::mount_users::{self, MountUsers, Use, VisibleTree};
-use super::mounts;
 use ckptfs_api::Status;
 use ckptfs_api::display::word;
 use ckptfs_sys as sys;
+use ckptfs_ui::mounts;
 
 /// Returns the processes that the daemon of a detached mount still serves. `None`: the mount is
 /// attached, or its identity is unknown.

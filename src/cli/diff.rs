@@ -3,20 +3,20 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::changes_by_process::{self, By};
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted};
-use super::hunks::Style;
-use super::output::{Out, Role};
-use super::past::{StateTree, state};
-use super::tree_path::in_tree;
-use super::{changes, locate, patch};
 use ckptfs_api::display::count as plural;
 use ckptfs_api::{
     Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbError,
     VerbResult,
 };
 use ckptfs_sys::Errno;
+use ckptfs_ui::changes_by_process::{self, By};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::hunks::Style;
+use ckptfs_ui::output::{Out, Role};
+use ckptfs_ui::past::{StateTree, state};
+use ckptfs_ui::tree_path::in_tree;
+use ckptfs_ui::{changes, locate, patch};
 
 /// List the changes from one checkpoint to another, or to the live tree
 ///

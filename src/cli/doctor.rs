@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{Failure, Outcome, io_error, plain};
-use super::output::{Out, Role};
-use super::{caches, locate, mount, mounts};
+use super::{caches, mount};
 use ckptfs_api::display::word;
 use ckptfs_api::{Client, GetStatus, STORE_NAME, StoreDir, VerbResult, host_path};
 use ckptfs_sys::{self as sys, Access, Errno, SysResult, host};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, io_error, plain};
+use ckptfs_ui::output::{Out, Role};
+use ckptfs_ui::{locate, mounts};
 
 /// Show the features of this machine and a directory, and the cost of each missing one
 ///
@@ -355,7 +356,7 @@ fn device() -> Finding {
         ),
         Err(cause) => fail(
             "fuse",
-            super::error::io_error("/dev/fuse", cause).message,
+            ckptfs_ui::error::io_error("/dev/fuse", cause).message,
             "in a container: --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
         ),
     }

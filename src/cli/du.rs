@@ -1,11 +1,12 @@
 //! `ckptfs du`.
 
-use super::context::Context;
-use super::error::Outcome;
-use super::output::Role;
-use super::progress::Bar;
-use super::{locate, size};
+use super::size;
 use ckptfs_api::{DuOptions, DuReport, StateName, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate;
+use ckptfs_ui::output::Role;
+use ckptfs_ui::progress::Bar;
 
 /// Show the space of each checkpoint: the bytes that deleting only this one frees, and the shared
 /// bytes

@@ -6,11 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
 use super::export_common::{self, Copied, ExportStream};
-use super::locate::ServedTree;
-use super::progress::Bar;
 use ckptfs_api::display::count as plural;
 use ckptfs_api::{CheckpointId, Code, TreePath, VerbResult, host_path};
 use ckptfs_sys::{self as sys, Errno};
@@ -18,6 +14,10 @@ use ckptfs_transfer::CountingSink;
 use ckptfs_transfer::check::Checker;
 use ckptfs_transfer::mark::ExportMark;
 use ckptfs_transfer::write::{DestState, Writer};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::progress::Bar;
 
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///

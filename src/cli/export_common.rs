@@ -10,13 +10,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use super::context::Context;
-use super::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
-use super::locate::ServedTree;
-use super::output::{Out, hand_on};
-use super::progress::Bar;
-use super::tree_path::normal;
-use super::{launch, time};
+use super::launch;
 use ckptfs_api::display::count;
 use ckptfs_api::{
     CheckpointId, Client, Code, ExportAsk, ExportPart, Refused, StateName, TreePath, VerbError,
@@ -25,6 +19,13 @@ use ckptfs_api::{
 use ckptfs_sys::{self as sys, Errno, SysResult};
 use ckptfs_transfer::write::Writer;
 use ckptfs_transfer::{PartSource, Sink, hand_over};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::{Out, hand_on};
+use ckptfs_ui::progress::Bar;
+use ckptfs_ui::time;
+use ckptfs_ui::tree_path::normal;
 
 /// Threads that write files. With one in the daemon for each, two cores are busy.
 const THREADS: usize = 2;
@@ -354,7 +355,7 @@ pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
 /// # Errors
 /// `not-mounted`.
 pub fn served(context: &Context) -> VerbResult<ServedTree> {
-    super::locate::served(context.dir())
+    ckptfs_ui::locate::served(context.dir())
 }
 
 /// The output of a failed verb on stderr with `--json`.

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted};
-use super::listing::print_checkpoints;
-use super::locate;
-use super::tree_path::in_tree;
+use crate::executor;
 use ckptfs_api::{Code, Query, VerbResult};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::listing::print_checkpoints;
+use ckptfs_ui::locate;
+use ckptfs_ui::tree_path::in_tree;
 
 /// Selects the checkpoints that `log` lists.
 #[derive(Debug)]
@@ -88,7 +89,7 @@ pub fn run(search: Search, context: &mut Context) -> Outcome {
             query.path = Some(in_tree(&served.root, &served.cwd, path)?);
             served.client.ask(query)?
         }
-        None => locate::history(context.dir())?.ask(query)?,
+        None => executor::history(context.dir())?.ask(query)?,
     };
     if context.out.json {
         context.out.json(&found)?;

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::Outcome;
-use super::output::{Out, Role};
 use ckptfs_api::display::count;
 use ckptfs_api::{Damage, TreePath, Verified};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::output::{Out, Role};
 
 /// Output of `--json`.
 #[derive(Serialize)]

@@ -4,9 +4,9 @@ use clap::Command;
 use clap::builder::PossibleValue;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use super::error::Failure;
-use super::output::{Color, Out};
 use ckptfs_api::{Code, VerbError};
+use ckptfs_ui::error::Failure;
+use ckptfs_ui::output::{Color, Out};
 
 /// A verb of another program, the verb of this one, and the whole command.
 const VERBS: &[(&str, &str, &str)] = &[
@@ -184,7 +184,7 @@ fn as_json(error: &clap::Error, hint: Option<String>) -> VerbError {
         .or_else(|| usage.map(line));
     VerbError {
         hint,
-        ..super::error::error(Code::Usage, message)
+        ..ckptfs_ui::error::error(Code::Usage, message)
     }
 }
 

@@ -5,16 +5,16 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Failure, Outcome, hinted};
 use super::export_common::{self, Copied, ExportStream};
-use super::locate::ServedTree;
-use super::output::Out;
-use super::past;
-use super::progress::Bar;
 use ckptfs_api::{CheckpointId, Code, VerbError, VerbResult, host_path};
 use ckptfs_sys as sys;
 use ckptfs_transfer::write::{DestState, Writer};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, hinted};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::Out;
+use ckptfs_ui::past;
+use ckptfs_ui::progress::Bar;
 
 /// Create an independent writable tree from a checkpoint
 ///

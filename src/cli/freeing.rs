@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use super::error::ErrorContext;
-use super::locate::{TreeLocation, locate, not_served, start};
 use super::{config, mount, serving};
 use ckptfs_api::{Actor, VerbResult};
 use ckptfs_core::engine::{Config, Engine};
 use ckptfs_daemon::VerbExecutor;
 use ckptfs_sys as sys;
+use ckptfs_ui::error::ErrorContext;
+use ckptfs_ui::locate::{TreeLocation, locate, not_served, start};
 
 /// Returns the connection or the engine for the tree that contains `dir`, or the working directory.
 ///

@@ -8,10 +8,11 @@ use clap::Parser;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::output::escape;
-use super::tree_path::{in_tree, normal};
-use super::{Cli, time};
+use super::Cli;
 use ckptfs_testkit::{config, spelled};
+use ckptfs_ui::output::escape;
+use ckptfs_ui::time;
+use ckptfs_ui::tree_path::{in_tree, normal};
 
 proptest! {
     #![proptest_config(config())]

@@ -1,15 +1,16 @@
 //! `ckptfs gc`.
 
-use super::context::Context;
-use super::error::{Outcome, hinted};
 use super::freeing::freeing;
-use super::output::{Out, Role, can_ask};
-use super::progress::Bar;
-use super::{config, dedup, listing, size};
+use super::{config, dedup, size};
 use ckptfs_api::display::{count, word};
 use ckptfs_api::{CheckpointId, Code, GcOptions, GcReason, GcReport, Retention, Rule, VerbResult};
 use ckptfs_core::engine::settings::{self, Value, parse_value};
 use ckptfs_daemon::VerbExecutor;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, hinted};
+use ckptfs_ui::listing;
+use ckptfs_ui::output::{Out, Role, can_ask};
+use ckptfs_ui::progress::Bar;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
 ///

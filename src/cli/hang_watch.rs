@@ -12,14 +12,14 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::error::{ErrorContext, hinted};
-use super::mounts;
-use super::output::{Out, escape};
-use super::tree_path::normal;
 use ckptfs_api::display::word;
 use ckptfs_api::{Code, VerbResult};
 use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{self as sys, MountPoint};
+use ckptfs_ui::error::{ErrorContext, hinted};
+use ckptfs_ui::mounts;
+use ckptfs_ui::output::{Out, escape};
+use ckptfs_ui::tree_path::normal;
 
 /// Time after which a verb that waits reports the daemon.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -41,11 +41,11 @@ use std::time::{Duration, Instant};
 use self::messages::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
 pub use self::worker_end::{HolderConnection, InheritedTree, meet};
 use super::daemon;
-use super::error::{ErrorContext, Failure, Outcome};
 use super::launch::program;
 use ckptfs_api::VerbResult;
 use ckptfs_store::layout::StoreId;
 use ckptfs_sys::{self as sys, Signals, SysResult, host};
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome};
 
 /// A worker that dies within this time after it began to serve counts as brief.
 const BRIEF: Duration = Duration::from_millis(250);

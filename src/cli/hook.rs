@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::{ErrorContext, error, hinted};
 use ckptfs_api::{Code, VerbResult};
+use ckptfs_ui::error::{ErrorContext, error, hinted};
 
 /// Limit of a hook's message.
 const INPUT_BYTES_MAX: u64 = 16 << 20;

@@ -13,16 +13,16 @@ use serde::Serialize;
 use self::item_import::{ImportOptions, ImportedItem};
 use self::items::{Item, SourceKind};
 use self::target::{SETTLES, Target, TargetState, is_race};
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted};
 use super::export_common;
 use super::size::human;
-use super::tree_path::beyond_links;
-use super::{locate, time};
 use ckptfs_api::display::{count as plural, word};
 use ckptfs_api::{Code, Query, VerbResult, host_path};
 use ckptfs_sys as sys;
 use ckptfs_transfer::import::contents::ContentCounts;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::tree_path::beyond_links;
+use ckptfs_ui::{locate, time};
 
 /// Default limit of threads: more would contend in the filesystem.
 const THREADS_MAX: usize = 4;

@@ -11,12 +11,12 @@ use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{ErrorContext, error, hinted};
 use super::mount_users::MountUser;
-use super::output::hand_on;
 use ckptfs_api::{AbsenceInfo, Code, VerbError, VerbResult};
 use ckptfs_core::engine::origin::TYPED_PASSWORD;
 use ckptfs_sys::host;
+use ckptfs_ui::error::{ErrorContext, error, hinted};
+use ckptfs_ui::output::hand_on;
 use ckptfs_volumes::tool;
 
 /// The message from the daemon to its parent, as one line of JSON. All other lines are its output.

@@ -2,19 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted};
-use super::graph::Graph;
-use super::hunks::Style;
-use super::listing::{Printer, remarks};
-use super::output::{Out, Role, width};
-use super::tree_path::in_tree;
-use super::{changes, diff, find, locate, past, time};
+use super::{diff, find};
+use crate::executor;
 use ckptfs_api::{
     Change, Code, ListVersions, Query, ShowCheckpoint, StateName, TreePath, VersionInfo,
     VersionKind,
 };
 use ckptfs_daemon::VerbExecutor;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::graph::Graph;
+use ckptfs_ui::hunks::Style;
+use ckptfs_ui::listing::{Printer, remarks};
+use ckptfs_ui::output::{Out, Role, width};
+use ckptfs_ui::tree_path::in_tree;
+use ckptfs_ui::{changes, locate, past, time};
 
 /// Checkpoints per request.
 const PAGE: usize = 256;
@@ -80,7 +82,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if let Some(path) = &args.path {
         return versions(path, args.max_count.unwrap_or(usize::MAX), context);
     }
-    let mut source = locate::history(context.dir())?;
+    let mut source = executor::history(context.dir())?;
     let before = match args.before {
         Some(before) => Some(
             source

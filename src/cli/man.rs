@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Arg, Command};
 
 use super::Context;
-use super::error::{ErrorContext, Outcome};
+use ckptfs_ui::error::{ErrorContext, Outcome};
 
 /// Write the manual to a directory: ckptfs.1, and a page for each verb
 #[derive(Debug, clap::Args)]

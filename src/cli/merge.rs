@@ -8,20 +8,20 @@ use std::path::PathBuf;
 
 use self::tool::MergeTool;
 use super::branch::drop::drop_branch;
-use super::changes::{self, ListAllArg};
-use super::context::Context;
-use super::error::{Failure, Outcome};
-use super::interrupt::Interrupt;
-use super::locate::ServedTree;
-use super::output::Out;
 use super::restore::TimesArg;
-use super::tree_path::in_tree;
-use super::{locate, time};
 use ckptfs_api::display::{count, word};
 use ckptfs_api::{
     ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
     StateName, Times, TreePath, VerbResult,
 };
+use ckptfs_ui::changes::{self, ListAllArg};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome};
+use ckptfs_ui::interrupt::Interrupt;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::Out;
+use ckptfs_ui::tree_path::in_tree;
+use ckptfs_ui::{locate, time};
 
 /// Merge the changes of a branch since it began, or since it was last merged or updated
 ///

@@ -1,7 +1,7 @@
 //! `ckptfs help more`: the verbs that `ckptfs --help` only names.
 
 use super::Context;
-use super::error::Outcome;
+use ckptfs_ui::error::Outcome;
 
 /// Output of `ckptfs help more`.
 pub const VERBS: &str = "The verbs that `ckptfs --help` only names:

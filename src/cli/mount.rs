@@ -10,15 +10,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 pub use self::start::start;
-use super::context::Context;
-use super::error::{ErrorContext, Outcome, error, hinted, io_error};
 use super::launch::{DaemonParent, DaemonReady};
 use super::mount_users::{self, MountUser};
 use super::origin::{self, OriginInputs};
-use super::progress::Spinner;
 use super::serving::{MountFlag, OthersIo, ServeOptions, Snapdir};
-use super::tree_path::{beyond_links, normal};
-use super::{caches, changes, daemon, locate, mounts, past};
+use super::{caches, daemon};
+use crate::dead_mounts;
 use ckptfs_api::display::word;
 use ckptfs_api::{
     AbsenceInfo, CheckpointOptions, Client, Code, STORE_NAME, StoreDir, VerbResult, host_path,
@@ -26,6 +23,11 @@ use ckptfs_api::{
 };
 use ckptfs_sys::{self as sys, MountPoint};
 use ckptfs_transfer::import::record_files;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error, hinted, io_error};
+use ckptfs_ui::progress::Spinner;
+use ckptfs_ui::tree_path::{beyond_links, normal};
+use ckptfs_ui::{changes, locate, mounts, past};
 use ckptfs_volumes::VolumePlace;
 use ckptfs_volumes::options::Options;
 
@@ -245,11 +247,11 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
     let shown = shown.display();
     let unlinked = normal(path);
     let real = beyond_links(&unlinked).unwrap_or(unlinked);
-    *repaired += mounts::repair_above(&real)?;
+    *repaired += dead_mounts::repair_above(&real)?;
     let mut found = std::fs::metadata(path);
     if found.as_ref().is_err_and(locate::is_disconnected) {
         // Its daemon has died since.
-        *repaired += mounts::repair_above(&real)?;
+        *repaired += dead_mounts::repair_above(&real)?;
         found = std::fs::metadata(path);
     }
     match found {
@@ -303,7 +305,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
 fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
     let table = mounts::all()?;
     for mount in table.iter().filter(|mount| is_of(mount, backing)) {
-        let dead = mounts::repair(&mount.at)?;
+        let dead = dead_mounts::repair(&mount.at)?;
         *repaired += dead;
         if dead == 0
             && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| is_of(top, backing))

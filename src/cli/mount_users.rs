@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::mounts;
-use super::output::{Out, escape};
 use ckptfs_api::{STORE_NAME, host_path};
 use ckptfs_store::layout::TREE_PATH;
 use ckptfs_sys::{self as sys, MountPoint, host};
+use ckptfs_ui::mounts;
+use ckptfs_ui::output::{Out, escape};
 
 /// Threads that inspect processes: one may block.
 const THREADS: usize = 4;

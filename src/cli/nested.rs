@@ -6,11 +6,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{ErrorContext, hinted};
-use super::mounts;
+use crate::dead_mounts;
 use ckptfs_api::display::word;
 use ckptfs_api::{Code, STORE_NAME, VerbResult};
 use ckptfs_sys::{self as sys, Errno, MountPoint, OpenKind, SysResult, host};
+use ckptfs_ui::error::{ErrorContext, hinted};
+use ckptfs_ui::mounts;
 
 /// Limit of the paths in a message.
 const SHOWN_MAX: usize = 8;
@@ -176,7 +177,7 @@ pub fn take_away(mount: &MountPoint) -> VerbResult<DetachedMounts<'_>> {
                     ),
                     format!("to see by which process: fuser -vm {}", word(at.display())),
                 ),
-                errno => mounts::unmount_error(&at, errno),
+                errno => dead_mounts::unmount_error(&at, errno),
             });
         }
     }

@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 
-use super::context::Context;
-use super::error::Outcome;
-use super::output::{Out, Role, width};
-use super::{audit, locate, time};
+use super::audit;
 use ckptfs_api::{ListOperations, OperationInfo, OperationKind};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::output::{Out, Role, width};
+use ckptfs_ui::{locate, time};
 
 /// Default limit of the listed operations.
 const LISTED: usize = 50;

@@ -21,10 +21,10 @@ mod none {
     use std::path::Path;
 
     use super::OriginInputs;
-    use crate::context::Context;
-    use crate::error::hinted;
     use ckptfs_api::{Code, VerbResult};
     use ckptfs_core::engine::origin::ServedOrigin;
+    use ckptfs_ui::context::Context;
+    use ckptfs_ui::error::hinted;
 
     /// Fails: remotes are not built in.
     pub fn begin(_: &str, _: &Path, _: &mut Context) -> VerbResult<OriginInputs> {

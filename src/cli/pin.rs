@@ -1,10 +1,11 @@
 //! `ckptfs pin`.
 
-use super::context::Context;
-use super::error::Outcome;
-use super::listing::print_checkpoints;
-use super::locate;
+use crate::executor;
 use ckptfs_api::{CheckpointInfo, PinCheckpoint, Query, StateName};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::listing::print_checkpoints;
+use ckptfs_ui::locate;
 
 /// Pin a checkpoint, so that it cannot be deleted; without arguments list pinned checkpoints
 #[derive(Debug, clap::Args)]
@@ -35,7 +36,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Lists the pinned checkpoints.
 fn list(context: &mut Context) -> Outcome {
-    let pinned = locate::history(context.dir())?.ask(Query {
+    let pinned = executor::history(context.dir())?.ask(Query {
         pinned: true,
         counted: true,
         ..Query::default()

@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::context::Context;
-use super::error::Outcome;
-use super::locate;
-use super::output::{Color, Out};
 use ckptfs_api::{PromptQuery, PromptStatus, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate;
+use ckptfs_ui::output::{Color, Out};
 
 /// Limit of the wait for the daemon.
 const LIMIT: Duration = Duration::from_millis(200);

@@ -1,9 +1,10 @@
 //! `ckptfs redo`.
 
-use super::context::Context;
-use super::error::Outcome;
-use super::{changes, undo};
+use super::undo;
 use ckptfs_api::{UndoOptions, UndoWalk};
+use ckptfs_ui::changes;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
 
 /// Redo the operations that were undone last
 #[derive(Debug, clap::Args)]

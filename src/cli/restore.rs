@@ -5,14 +5,15 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::changes_by_process;
-use super::context::Context;
-use super::error::{Failure, Outcome};
-use super::interrupt::Interrupt;
-use super::output::Out;
-use super::{changes, locate, restore_target, stale_handles, time};
+use super::{restore_target, stale_handles};
 use ckptfs_api::{Change, ChangeKind, OnlyBy, RestoreOptions, Restored, StateName, Times};
 use ckptfs_sys::Kind;
+use ckptfs_ui::changes_by_process;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome};
+use ckptfs_ui::interrupt::Interrupt;
+use ckptfs_ui::output::Out;
+use ckptfs_ui::{changes, locate, time};
 
 /// Bring the tree, or some paths of it, back to an earlier state
 ///

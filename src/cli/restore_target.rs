@@ -4,15 +4,15 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::error::hinted;
-use super::locate::ServedTree;
-use super::past;
-use super::tree_path::in_tree;
 use ckptfs_api::display::word;
 use ckptfs_api::{
     Change, ChangeKind, CheckpointId, Code, Query, RestoreOptions, StateName, TreePath, VerbError,
     VerbResult,
 };
+use ckptfs_ui::error::hinted;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::past;
+use ckptfs_ui::tree_path::in_tree;
 
 /// Limit of the versions of the paths that are tried.
 const TRIED_MAX: usize = 100;

@@ -2,13 +2,13 @@
 //! delete.
 
 pub use super::config::Args;
-use super::context::Context;
-use super::error::Outcome;
-use super::locate::{TreeLocation, locate, start};
 use super::{config, gc};
 use ckptfs_api::{GcOptions, GcReason, VerbResult};
 use ckptfs_core::engine::settings::Setting;
 use ckptfs_daemon::VerbExecutor;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate::{TreeLocation, locate, start};
 
 /// Runs `ckptfs config`.
 pub fn run(args: Args, context: &mut Context) -> Outcome {

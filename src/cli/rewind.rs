@@ -7,20 +7,21 @@ use serde::Serialize;
 
 use super::agent::labels::{self, Prompt};
 use super::agent::{self, process};
-use super::changes;
-use super::changes_by_process;
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted};
-use super::interrupt::Interrupt;
-use super::locate::{self, ServedTree};
-use super::output::{Out, Role, can_ask, width};
-use super::{restore, time};
+use super::restore;
 use ckptfs_api::display::word;
 use ckptfs_api::{
     Code, ListCheckpoints, OnlyBy, REWIND_PROCESS, RestoreOptions, Restored, RestoredOnly,
     StateName, VerbError, VerbResult,
 };
 use ckptfs_sys as sys;
+use ckptfs_ui::changes;
+use ckptfs_ui::changes_by_process;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::interrupt::Interrupt;
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::output::{Out, Role, can_ask, width};
+use ckptfs_ui::time;
 
 /// Limit of the listed prompts.
 const LISTED_MAX: usize = 50;

@@ -17,18 +17,19 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Failure, Outcome, error, hinted, io_error, plain};
-use super::interrupt::run_to_end;
-use super::locate::ServedTree;
-use super::output::Out;
-use super::progress::Spinner;
-use super::{changes, diff, locate, run_at, time};
+use super::{diff, run_at};
 use ckptfs_api::{
     Change, CheckpointId, CheckpointInfo, CheckpointOptions, Code, Compare, RestoreOptions,
     ShowCheckpoint, StateName, TreePath, VerbResult,
 };
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, error, hinted, io_error, plain};
+use ckptfs_ui::interrupt::run_to_end;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::Out;
+use ckptfs_ui::progress::Spinner;
+use ckptfs_ui::{changes, locate, time};
 
 /// Exit status of a command that cannot be run, and of one that does not exist; as in a shell.
 const NOT_RUN_STATUS: u8 = 126;

@@ -10,13 +10,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use super::error::{ErrorContext, hinted};
 use super::hang_watch;
-use super::locate::ServedTree;
-use super::past::StateTree;
-use super::tree_path::{beyond_links, normal};
 use ckptfs_api::{CheckpointInfo, Code, VerbError, VerbResult};
 use ckptfs_sys::{self as sys, Errno, host};
+use ckptfs_ui::error::{ErrorContext, hinted};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::past::StateTree;
+use ckptfs_ui::tree_path::{beyond_links, normal};
 
 /// The work directory of an overlay, removed on drop.
 pub struct OverlayWorkDir {
@@ -150,7 +150,7 @@ pub fn enter_again(cwd: &Path, at: &Path, how: &str) -> VerbResult<()> {
         let message = format!(
             "{} cannot be entered {how}: {}",
             cwd.display(),
-            super::error::plain(&cause)
+            ckptfs_ui::error::plain(&cause)
         );
         hinted(
             Code::NoDirectory,

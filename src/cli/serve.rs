@@ -2,11 +2,11 @@
 
 use clap::Subcommand;
 
-use super::context::Context;
 #[cfg(feature = "csi")]
 use super::csi;
-use super::error::Outcome;
 use super::volumes;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
 
 /// Serve container volumes to Docker, Podman or Kubernetes, until a signal ends it
 ///

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use clap::{Args as _, FromArgMatches, ValueEnum};
 
-use super::error::hinted;
-use super::time;
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult, is_snapdir_name};
 use ckptfs_core::engine::config::HooksConfig;
 use ckptfs_core::engine::config::{AutoConfig, TripwireConfig};
 use ckptfs_core::engine::settings::Settings;
-use ckptfs_store::layout::snapdir::is_snapdir_name;
+use ckptfs_ui::error::hinted;
+use ckptfs_ui::time;
 
 /// Default of the tripwire.
 const TRIPWIRE: TripwireConfig = TripwireConfig {

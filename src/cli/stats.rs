@@ -2,9 +2,10 @@
 
 use std::io;
 
-use super::output::Out;
-use super::{size, time};
+use super::size;
 use ckptfs_api::{Stats, UpkeepInfo};
+use ckptfs_ui::output::Out;
+use ckptfs_ui::time;
 
 /// Formats free space, the history, gc and pushes, one line each.
 fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {

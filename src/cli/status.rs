@@ -5,20 +5,21 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::changes;
-use super::changes_by_process::{self, By};
-use super::context::Context;
-use super::error::Outcome;
-use super::locate::ServedTree;
 use super::mount_users::{self, MountUser, MountUsers, VisibleTree};
-use super::tree_path::in_tree;
-use super::{detached, locate, mounts, nested, size, stats, time};
+use super::{detached, nested, size, stats};
 use ckptfs_api::display::count;
 use ckptfs_api::{
     BranchInfo, CompareByProcess, DaemonInfo, DuOptions, GetStats, GetStatus, ListBranches,
     MeasuredInfo, OriginInfo, Stats, Status, TreePath, VerbResult,
 };
 use ckptfs_core::engine::metrics;
+use ckptfs_ui::changes;
+use ckptfs_ui::changes_by_process::{self, By};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::tree_path::in_tree;
+use ckptfs_ui::{locate, mounts, time};
 
 /// Limit of the named branches.
 const BRANCHES_SHOWN_MAX: usize = 10;

@@ -1,11 +1,12 @@
 //! `ckptfs tag`.
 
-use super::context::Context;
-use super::error::{Outcome, hinted};
-use super::listing::print_checkpoints;
-use super::locate;
+use crate::executor;
 use ckptfs_api::display::word;
 use ckptfs_api::{ChangeTags, CheckpointInfo, Code, Query, Retag, StateName};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, hinted};
+use ckptfs_ui::listing::print_checkpoints;
+use ckptfs_ui::locate;
 
 /// Give a checkpoint tags, remove or rename one; without arguments list them
 ///
@@ -66,7 +67,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Lists the tagged checkpoints.
 fn list(context: &mut Context) -> Outcome {
-    let tagged = locate::history(context.dir())?.ask(Query {
+    let tagged = executor::history(context.dir())?.ask(Query {
         tag: Some("*".to_owned()),
         counted: true,
         ..Query::default()

@@ -7,17 +7,17 @@
 use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted, io_error};
 use super::export_common::{self, ExportStream};
-use super::locate::ServedTree;
-use super::past::StateTree;
-use super::progress::Bar;
 use ckptfs_api::display::count as plural;
 use ckptfs_api::{Code, ExportEntry, Refused, ShowCheckpoint, StateName, VerbError};
 use ckptfs_sys::{self as sys, Errno, Kind};
 use ckptfs_transfer::tar::Stream;
 use ckptfs_transfer::verified_stream::{self, BufferedContent};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted, io_error};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::past::StateTree;
+use ckptfs_ui::progress::Bar;
 
 /// Size of the output buffer.
 const BUFFER_BYTES: usize = 1 << 20;

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use self::served::{EndStage, ServedBranch, ending};
 use super::control_socket::{EndReason, start_threads};
-use super::error::ErrorContext;
+use super::daemon;
 use super::holder::{HolderConnection, InheritedTree};
-use super::{daemon, mounts};
+use crate::dead_mounts;
 use ckptfs_api::{SOCKET_NAME, VerbResult};
 use ckptfs_core::engine::branches::{BranchOps, BranchTree, Host, UnmountMode, beside};
 use ckptfs_core::engine::request::{NOTE_CONNECTION, Service};
@@ -24,6 +24,7 @@ use ckptfs_fuse::Session;
 use ckptfs_store::layout::StoreId;
 use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{self as sys, tasks};
+use ckptfs_ui::error::ErrorContext;
 
 /// Limit of the wait for the end of a branch whose mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -326,7 +327,7 @@ impl Host for BranchServer {
         {
             return Ok(());
         }
-        mounts::repair_above(path).map(drop)
+        dead_mounts::repair_above(path).map(drop)
     }
 
     fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {

@@ -7,14 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{ErrorContext, Outcome, error, hinted};
 use super::hang_watch::{self, ServingProcess, is_daemon};
-use super::locate::TreeLocation;
 use super::mount_users::{self, MountUsers, Use, VisibleTree};
-use super::progress::Spinner;
-use super::tree_path::{beyond_links, normal};
-use super::{detached, locate, mounts, nested, transient_users};
+use super::{detached, nested, transient_users};
+use crate::dead_mounts;
 use ckptfs_api::display::{count, word};
 use ckptfs_api::{
     Client, Code, GetStatus, STORE_NAME, SavePolicy, Status, StoreDir, Unmount, VerbError,
@@ -23,6 +19,12 @@ use ckptfs_api::{
 use ckptfs_store::layout::branches::branches_of;
 use ckptfs_store::layout::{noted_unhashed, noted_unkept};
 use ckptfs_sys::{self as sys, MountPoint};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error, hinted};
+use ckptfs_ui::locate::TreeLocation;
+use ckptfs_ui::progress::Spinner;
+use ckptfs_ui::tree_path::{beyond_links, normal};
+use ckptfs_ui::{locate, mounts};
 
 /// Time for a daemon to close its store.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
@@ -141,7 +143,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     // Our own working directory must not keep the mount busy.
     let shell = std::env::current_dir();
-    std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
+    std::env::set_current_dir("/").map_err(|cause| ckptfs_ui::error::io_error("/", cause))?;
     // The daemon may save content that only the tree has, as `keep` specifies.
     let spinner = Spinner::start(&context.out, "unmounting");
     let warnings = RefCell::new(Vec::<String>::new());
@@ -395,7 +397,7 @@ fn take_away(
             .into_iter()
             .for_each(nested::DetachedMounts::put_back);
     }
-    mounts::repair(&mount.at)?;
+    dead_mounts::repair(&mount.at)?;
     ended
 }
 
@@ -410,7 +412,8 @@ fn take_top(
         return Err(not_theirs(mount, owner));
     }
     let unasked = || {
-        mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
+        dead_mounts::unmount(at, lazy)
+            .map_err(|cause| busy(mount, dead_mounts::unmount_error(at, cause)))?;
         Ok(if lazy {
             UnmountResult::Lazily
         } else {
@@ -422,7 +425,7 @@ fn take_top(
         return unasked();
     }
     if mounts::is_dead(at) {
-        mounts::repair(at)?;
+        dead_mounts::repair(at)?;
         return repair_branches(directory(mount)).map(|()| UnmountResult::All);
     }
     let client = match locate::locate(at.clone()) {
@@ -473,7 +476,7 @@ fn repair_branches(root: Option<OwnedFd>) -> VerbResult<()> {
         let beside = sys::path_of(&root).ok();
         for branch in there.entries {
             for at in branch.places(beside.as_deref()) {
-                if mounts::repair(&at)? > 0 {
+                if dead_mounts::repair(&at)? > 0 {
                     open.extend(sys::open_root(&at));
                 }
             }

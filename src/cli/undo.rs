@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 
 use super::branch::drop::tell_git;
-use super::context::Context;
-use super::error::{Failure, Outcome};
-use super::interrupt::Interrupt;
-use super::locate::ServedTree;
-use super::output::Out;
-use super::{changes, locate, ops};
+use super::ops;
 use ckptfs_api::{UNDO_PROCESS, UndoOptions, UndoWalk, Undone, UndoneStep};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome};
+use ckptfs_ui::interrupt::Interrupt;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::Out;
+use ckptfs_ui::{changes, locate};
 
 /// Undo the last operations: restores, merges, deletions, tags, pins
 ///

@@ -9,13 +9,14 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{ErrorContext, Failure, error, hinted};
 use super::launch::{self, DaemonParent};
-use super::output::{Color, Out};
 use super::remotes::REMOTES_VARIABLE;
-use super::{fork, locate, mount, umount};
+use super::{fork, mount, umount};
 use ckptfs_api::{CheckpointId, Code, VerbError, VerbResult};
 use ckptfs_sys as sys;
+use ckptfs_ui::error::{ErrorContext, Failure, error, hinted};
+use ckptfs_ui::locate;
+use ckptfs_ui::output::{Color, Out};
 use ckptfs_volumes::options::Options;
 use ckptfs_volumes::{RemoteCheckpoint, VerbRunner, VolumePlace, tool};
 

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use super::context::Context;
-use super::error::{self, Failure, Outcome, hinted};
 use super::findings;
-use super::locate::{self, ServedTree, TreeLocation};
-use super::progress::Bar;
 use ckptfs_api::display::word;
 use ckptfs_api::{Code, StateName, VerbResult, Verified, VerifyOptions};
 use ckptfs_core::engine::check::{CheckOptions, StoreCheck};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{self, Failure, Outcome, hinted};
+use ckptfs_ui::locate::{self, ServedTree, TreeLocation};
+use ckptfs_ui::progress::Bar;
 
 /// Look for damage in the history: check the journal, the index, and that every version is there;
 /// mounted or not

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
-use super::context::Context;
-use super::error::{ErrorContext, Outcome, error, hinted};
-use super::output::Role;
 use super::remotes::REMOTES_VARIABLE;
 use super::size;
 use super::verb_runner::CliVerbRunner;
 use ckptfs_api::display::{count, word};
 use ckptfs_api::{Code, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error, hinted};
+use ckptfs_ui::output::Role;
 use ckptfs_volumes::options::{OPTIONS, OnRemove};
 use ckptfs_volumes::serve::{PoolImage, mount_image, serve};
 use ckptfs_volumes::{Pool, VolumeOrigin, name, protocol};

@@ -87,7 +87,7 @@ pub use descriptor_passing::{
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
 pub use inherited_limits::{shed_limits, shed_priority};
 pub use ledger::{Ledger, ROW_WORDS, RowId};
-pub use mounted::{is_trusted, mount_source};
+pub use mounted::{is_trusted, mount_source, topmost_mount};
 pub use name::{
     NAME_LEN_MAX, OWN_XATTR_PREFIX, XATTR_LEN_MAX, device_major, device_minor, is_own_xattr,
     make_device,

@@ -63,6 +63,11 @@ pub fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == super::process::ids().0
 }
 
+/// Returns the topmost mount at `at`.
+pub fn topmost_mount<'a>(mounts: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
+    mounts.iter().rev().find(|mount| mount.at == at)
+}
+
 impl MountPoint {
     /// Returns whether type and source are those of a ckptfs mount, which any user can forge.
     pub fn says_ours(&self) -> bool {

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::Sink;
 use super::dirs::{DirCache, open_below, remove_tree, split};
 use super::inode::InodeCreator;
-use ckptfs_api::{ExportData, ExportEntry, Refused, STAGED_PREFIX, TreePath};
-use ckptfs_core::engine::import::is_of_no_tree;
+use ckptfs_api::{ExportData, ExportEntry, Refused, STAGED_PREFIX, TreePath, is_snapdir_inode};
 use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
 
@@ -426,7 +425,7 @@ impl Writer {
                 };
                 if self.is_mount
                     && path.is_empty()
-                    && is_of_no_tree(sys::stat_at(&dir, &entry.name)?.ino)
+                    && is_snapdir_inode(sys::stat_at(&dir, &entry.name)?.ino)
                 {
                     continue;
                 }

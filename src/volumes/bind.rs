@@ -7,11 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::error::{ErrorContext, error, hinted, io_error};
 use super::files::make_dir;
 use super::mount_facts::{self, VolumePlace};
 use super::tool::tool;
-use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, ErrorContext, VerbError, VerbResult, error, hinted, io_error};
 use ckptfs_sys::{self as sys, Errno};
 
 /// Mode of created directories.

@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 
-use super::error::error;
 use super::image;
 use super::mount_facts;
 use super::name::key;
@@ -18,7 +17,7 @@ use super::record::{Claim, RemoteDestination, Snapshot, VolumeRecord};
 use super::remotes::store_of;
 use ckptfs_api::{
     ChangeTags, CheckpointInfo, CheckpointOptions, Client, Code, Delete, PinCheckpoint, Reason,
-    Retag, ShowCheckpoint, StateName, VerbResult,
+    Retag, ShowCheckpoint, StateName, VerbResult, error,
 };
 
 /// Prefix of the tags of snapshots.

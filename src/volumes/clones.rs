@@ -17,7 +17,6 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use super::error::hinted;
 use super::mount_facts;
 use super::mounts::{Mounts, OWN_ID};
 use super::name::key;
@@ -25,7 +24,7 @@ use super::options::{OnRemove, Options};
 use super::record::{VolumeOrigin, VolumeRecord, boot};
 use ckptfs_api::{
     BranchInfo, CheckpointId, Client, Code, Delete, DropBranch, FreeBranch, ListBranches,
-    MountBranch, ShowCheckpoint, StateName, VerbResult,
+    MountBranch, ShowCheckpoint, StateName, VerbResult, hinted,
 };
 use ckptfs_core::engine::branches::{base_note, check_name};
 

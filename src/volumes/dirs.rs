@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::ErrorContext;
 use super::files::{free_name, make_dir, move_away, remove_file, remove_tree};
 use super::image;
 use super::mount_facts::VolumePlace;
 use super::name;
 use super::options::Options;
 use super::record::VolumeRecord;
-use ckptfs_api::VerbResult;
+use ckptfs_api::{ErrorContext, VerbResult};
 
 /// Directories of a pool with their modes. Users in containers can traverse to the mount points
 /// only.

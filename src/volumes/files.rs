@@ -5,8 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use super::error::io_error;
-use ckptfs_api::VerbResult;
+use ckptfs_api::{VerbResult, io_error};
 
 /// Creates a directory unless it exists.
 pub fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {

@@ -5,14 +5,13 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use super::error::ErrorContext;
 use super::files::{make_dir, remove_tree, sync_parent};
 use super::image;
 use super::mount_facts::VolumePlace;
 use super::mounts::Mounts;
 use super::options::Options;
 use super::record::{VolumeOrigin, VolumeRecord};
-use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, ErrorContext, VerbError, VerbResult};
 
 impl Mounts {
     /// Creates the tree of a volume.

@@ -5,13 +5,12 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{ErrorContext, error, hinted};
 use super::mount_facts::VolumePlace;
 use super::record::VolumeRecord;
 use ckptfs_api::{
     BranchInfo, CheckpointId, CheckpointInfo, CheckpointOptions, Client, Code, CreateBranch,
-    ListBranches, ListCheckpoints, MountBranch, PinCheckpoint, STORE_NAME, ShowCheckpoint,
-    StateName, StoreDir, VerbResult,
+    ErrorContext, ListBranches, ListCheckpoints, MountBranch, PinCheckpoint, STORE_NAME,
+    ShowCheckpoint, StateName, StoreDir, VerbResult, error, hinted,
 };
 use ckptfs_core::engine::branches::beside;
 use ckptfs_core::engine::offline::Offline;

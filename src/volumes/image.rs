@@ -8,11 +8,10 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::ErrorContext;
 use super::files::sync_parent;
 use super::mount_facts;
 use super::tool::tool;
-use ckptfs_api::VerbResult;
+use ckptfs_api::{ErrorContext, VerbResult};
 
 /// Number of attempts to get a loop device, and the pause between them.
 const LOOP_TRIES: u32 = 8;

@@ -30,7 +30,6 @@ mod claims;
 mod clones;
 pub mod csi;
 mod dirs;
-pub mod error;
 mod files;
 mod fill;
 mod history;

@@ -4,8 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::error::{error, hinted};
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult, error, hinted};
 use ckptfs_sys::{self as sys, Errno, MountPoint, host};
 
 /// How long to wait for the mounts of a terminated container to go, and the pause between checks.

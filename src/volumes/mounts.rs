@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::error::{error, hinted};
 use super::files::make_dir;
 use super::image;
 use super::mount_facts::{self, ForeignMount, VolumePlace};
@@ -15,7 +14,7 @@ use super::process_ident::ProcessIdent;
 use super::record::{VolumeRecord, VolumeUse, boot};
 use super::registry::Registry;
 use super::verbs::VerbRunner;
-use ckptfs_api::{Code, DropBranch, Unmount, VerbError, VerbResult};
+use ckptfs_api::{Code, DropBranch, Unmount, VerbError, VerbResult, error, hinted};
 
 /// Maximum time for a daemon to close its store.
 const END_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,8 +1,7 @@
 //! Names of volumes. An engine passes on arbitrary input, including `../../etc`, so names are
 //! validated before they become part of a path.
 
-use super::error::{error, hinted};
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult, error, hinted};
 use ckptfs_core::engine::branches::check_name;
 
 /// Maximum length of a name in bytes, with space for suffixes of file names.

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::error::{error, hinted};
 use super::name;
-use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, VerbError, VerbResult, error, hinted};
 use ckptfs_core::engine::settings::{self, Value};
 
 /// All options with their values.

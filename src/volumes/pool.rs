@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::dirs::Dirs;
-use super::error::{error, hinted, io_error};
 use super::files::{remove_file, remove_tree};
 use super::mounts::Mounts;
 use super::name;
@@ -16,7 +15,7 @@ use super::registry::{Registry, no_such};
 use super::trash::Trash;
 use super::verbs::VerbRunner;
 use ckptfs_api::display::word;
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult, error, hinted, io_error};
 
 /// A pool of volumes.
 #[derive(Clone, Debug)]

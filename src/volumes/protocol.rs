@@ -12,7 +12,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::error::{error, hinted};
 use super::http::{self, Request, Response};
 use super::mount_facts;
 use super::name::{self, VolumeRef};
@@ -21,7 +20,7 @@ use super::process_ident::ProcessIdent;
 use super::record::VolumeRecord;
 use super::registry::Registry;
 use super::sizes::{self, Sizes};
-use ckptfs_api::{CheckpointInfo, Code, VerbError, VerbResult};
+use ckptfs_api::{CheckpointInfo, Code, VerbError, VerbResult, error, hinted};
 
 /// Maximum response time of Mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_millis(4500);

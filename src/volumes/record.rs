@@ -6,11 +6,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{ErrorContext, error, io_error};
 use super::files::write_whole;
 use super::options::Options;
 use super::process_ident::ProcessIdent;
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, ErrorContext, VerbResult, error, io_error};
 
 /// Format version of the file.
 const VERSION: u32 = 1;

@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::dirs::Dirs;
-use super::error::{ErrorContext, hinted};
 use super::files::{remove_file, sync_parent};
 use super::history::VolumeHistory;
 use super::mount_facts::{self, VolumePlace};
 use super::name;
 use super::record::VolumeRecord;
-use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_api::{Code, ErrorContext, VerbError, VerbResult, hinted};
 use ckptfs_sys as sys;
 
 /// How long to wait for the lock of a volume, and the pause between attempts.

@@ -15,7 +15,6 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::claims::SNAPSHOT_TAG;
-use super::error::{ErrorContext, error, hinted};
 use super::files::{make_dir, remove_tree};
 use super::mounts::Mounts;
 use super::name::{self, key};
@@ -24,7 +23,10 @@ use super::record::{RemoteDestination, Snapshot, VolumeOrigin};
 use super::registry::VolumeLock;
 use super::verbs::RemoteCheckpoint;
 use ckptfs_api::display::word;
-use ckptfs_api::{CheckpointId, Client, Code, ExportAsk, StateName, VerbError, VerbResult};
+use ckptfs_api::{
+    CheckpointId, Client, Code, ErrorContext, ExportAsk, StateName, VerbError, VerbResult, error,
+    hinted,
+};
 use ckptfs_sys as sys;
 use ckptfs_transfer::mark::ExportMark;
 

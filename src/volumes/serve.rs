@@ -15,11 +15,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::error::{ErrorContext, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
 use super::{http, image, metrics, mount_facts, protocol};
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, ErrorContext, VerbResult, error, hinted, io_error};
 use ckptfs_sys as sys;
 
 /// Interval of the sweep.

@@ -7,12 +7,11 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{ErrorContext, error};
 use super::files::write_whole;
 use super::mount_facts;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
-use ckptfs_api::{Client, Code, DuOptions, ListCheckpoints, VerbResult};
+use ckptfs_api::{Client, Code, DuOptions, ErrorContext, ListCheckpoints, VerbResult, error};
 use ckptfs_sys::{self as sys, host};
 
 /// Result of a computation.

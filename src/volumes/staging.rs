@@ -9,12 +9,11 @@
 use std::path::Path;
 
 use super::bind::{self, BindState};
-use super::error::ErrorContext;
 use super::mount_facts;
 use super::mounts::{Mounts, is_own};
 use super::name::VolumeRef;
 use super::record::{VolumeRecord, VolumeUse};
-use ckptfs_api::VerbResult;
+use ckptfs_api::{ErrorContext, VerbResult};
 use ckptfs_sys::{self as sys, MountPoint};
 
 /// Prefix of the ids of uses by an orchestrator; an engine's ids are hexadecimal.

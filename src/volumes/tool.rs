@@ -3,8 +3,7 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-use super::error::{error, hinted, io_error};
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, VerbResult, error, hinted, io_error};
 use ckptfs_sys as sys;
 
 /// Runs a system tool.

@@ -4,14 +4,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::{ErrorContext, error, hinted, io_error};
 use super::files::{free_name, make_dir, move_away, remove_tree, sync_parent};
 use super::image;
 use super::name;
 use super::record::{VolumeRecord, now_text};
 use super::registry::Registry;
 use ckptfs_api::display::word;
-use ckptfs_api::{Code, VerbResult};
+use ckptfs_api::{Code, ErrorContext, VerbResult, error, hinted, io_error};
 
 /// File name of the record.
 const RECORD: &str = "volume.json";

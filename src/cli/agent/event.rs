@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::super::error::error;
 use super::super::hook::{one_line, subject};
 use ckptfs_api::{Code, VerbResult};
+use ckptfs_ui::error::error;
 
 /// Limit of a prompt's first line, or of a tool's subject, in characters.
 const SUBJECT_CHARS_MAX: usize = 200;

@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::locate::{self, ServedTree, TreeLocation};
-use super::super::mounts;
 use super::event::Event;
 use ckptfs_api::VerbResult;
+use ckptfs_ui::locate::{self, ServedTree, TreeLocation};
+use ckptfs_ui::mounts;
 
 /// How checkpoints can be made.
 pub enum CheckpointRoute {

@@ -11,11 +11,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::super::error::{ErrorContext, error, hinted, io_error};
 use super::agents::Scope;
 use ckptfs_api::{Code, VerbResult};
 use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, RenameMode, SysResult};
 use ckptfs_transfer::dirs::open_below;
+use ckptfs_ui::error::{ErrorContext, error, hinted, io_error};
 
 /// Limit of the size of settings.
 pub const BYTES_MAX: u64 = 4 << 20;

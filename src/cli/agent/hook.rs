@@ -12,10 +12,6 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Outcome, error};
-use super::super::locate::ServedTree;
-use super::super::past;
 use super::event::{AgentEventKind, Event};
 use super::event_tree::CheckpointRoute;
 use super::{event_tree, labels, prior_checkpoint, process, summary, worktree};
@@ -23,6 +19,10 @@ use ckptfs_api::{
     Change, ChangeKind, CheckpointId, CheckpointOptions, Code, OnlyBy, StateName, VerbResult,
 };
 use ckptfs_sys::Kind;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::past;
 
 /// Limit of an event, which may contain a whole file.
 const INPUT_BYTES_MAX: u64 = 64 << 20;

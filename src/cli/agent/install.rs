@@ -9,15 +9,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use similar::TextDiff;
 
-use super::super::context::Context;
-use super::super::error::{Outcome, error};
-use super::super::locate::{self, TreeLocation};
-use super::super::output::Out;
 use super::agents::{ALL, Agent, Scope};
 use super::files::{self, SettingsFile};
 use super::settings;
 use ckptfs_api::display::word;
 use ckptfs_api::{Code, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, error};
+use ckptfs_ui::locate::{self, TreeLocation};
+use ckptfs_ui::output::Out;
 
 /// The agent, and the scope.
 #[derive(Debug, clap::Args)]

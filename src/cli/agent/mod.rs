@@ -18,9 +18,9 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::context::Context;
-use super::error::{Failure, Outcome};
-use super::output::{Color, Out};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome};
+use ckptfs_ui::output::{Color, Out};
 
 /// Coding agents: let them make checkpoints, so that `ckptfs rewind` can revert their changes
 #[derive(Debug, clap::Args)]

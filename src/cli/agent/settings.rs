@@ -7,9 +7,9 @@ use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
-use super::super::error::hinted;
 use super::agents::{Settings, is_ours};
 use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_ui::error::hinted;
 
 /// Limit of nested objects and lists, because the parser has no limit.
 const DEPTH_MAX: usize = 200;

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::output::escape;
 use ckptfs_api::{Change, ChangeKind};
 use ckptfs_sys::Kind;
+use ckptfs_ui::output::escape;
 
 /// A command that changed up to this number of paths, and removed none, is not reported.
 const CHANGED_MAX: usize = 10;

@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 
 use super::super::branch::create::{BranchOptions, make};
 use super::super::branch::drop::drop_branch;
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Outcome, error};
-use super::super::locate::ServedTree;
 use super::event::Event;
 use super::event_tree::{self, CheckpointRoute};
 use ckptfs_api::{Code, DropBranch, ListBranches, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error};
+use ckptfs_ui::locate::ServedTree;
 
 /// Limit of a name, in characters.
 const NAME_CHARS_MAX: usize = 60;

@@ -9,14 +9,14 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::{Outcome, plain};
-use super::super::locate;
-use super::super::output::Out;
 use ckptfs_api::{
     ChangeKind, Clash, Conflict, ListConflicts, Touch, TreePath, WatchConflicts, Watched,
 };
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, plain};
+use ckptfs_ui::locate;
+use ckptfs_ui::output::Out;
 
 const SHELL: &str = "/bin/sh";
 

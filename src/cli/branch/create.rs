@@ -5,12 +5,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::{Outcome, error, hinted, io_error};
-use super::super::locate::{self, ServedTree};
-use super::super::mounts;
-use super::super::output::Out;
-use super::super::past;
 use super::git::{self, DOT_GIT, GitState};
 use ckptfs_api::display::word;
 use ckptfs_api::{
@@ -18,6 +12,12 @@ use ckptfs_api::{
 };
 use ckptfs_core::engine::branches::{self, check_name};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, error, hinted, io_error};
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::mounts;
+use ckptfs_ui::output::Out;
+use ckptfs_ui::past;
 
 /// Create a branch, and print its path
 ///

@@ -1,11 +1,12 @@
 //! `ckptfs branch diff`.
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::locate::{self, ServedTree};
-use super::super::past::{StateTree, state};
-use super::super::{changes, diff, hunks::Style};
+use super::super::diff;
 use ckptfs_api::{BranchInfo, DiffBranch, MergeBase};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::past::{StateTree, state};
+use ckptfs_ui::{changes, hunks::Style};
 
 /// List the changes of a branch since it began, or was last merged or updated
 #[derive(Debug, clap::Args)]

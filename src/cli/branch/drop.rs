@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::locate::{self, ServedTree};
 use super::super::mount_users::{self, VisibleTree};
-use super::super::output::Out;
-use super::super::{changes, mounts};
 use super::git;
 use ckptfs_api::display::word;
 use ckptfs_api::{
     BranchInfo, Code, DropBranch, DroppedBranch, ListBranches, VerbError, VerbResult,
 };
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::output::Out;
+use ckptfs_ui::{changes, mounts};
 
 /// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
 ///

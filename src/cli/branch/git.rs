@@ -20,10 +20,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::super::error::{ErrorContext, hinted};
 use ckptfs_api::{Code, VerbResult};
 use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, RenameMode, Stat, SysResult};
 use ckptfs_transfer::dirs::remove_tree;
+use ckptfs_ui::error::{ErrorContext, hinted};
 pub use repository::DOT_GIT;
 use repository::{HEADS, Head, Repository, WORKTREES};
 

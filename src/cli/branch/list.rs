@@ -1,10 +1,11 @@
 //! `ckptfs branch list`.
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::output::{Out, width};
-use super::super::{locate, size};
+use super::super::size;
+use crate::executor;
 use ckptfs_api::{BranchInfo, ListBranches};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::output::{Out, width};
 
 /// List the branches: name, base, number of changed paths, space, location
 #[derive(Debug, Default, clap::Args)]
@@ -16,7 +17,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     context.out.page();
-    let all = locate::history(context.dir())?.ask(ListBranches {
+    let all = executor::history(context.dir())?.ask(ListBranches {
         dropped: args.dropped,
         counted: true,
         ..ListBranches::default()

@@ -13,10 +13,10 @@ mod update;
 
 use clap::Subcommand;
 
-use super::context::Context;
-use super::error::{Outcome, error};
-use super::locate::{self, ServedTree};
 use ckptfs_api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, error};
+use ckptfs_ui::locate::{self, ServedTree};
 
 /// Branches: writable second trees that start from a checkpoint of this one
 ///

@@ -1,10 +1,10 @@
 //! `ckptfs branch mount`.
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::locate;
-use super::super::progress::Spinner;
 use ckptfs_api::MountBranch;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate;
+use ckptfs_ui::progress::Spinner;
 
 /// Mount a branch again, and print its path
 #[derive(Debug, clap::Args)]

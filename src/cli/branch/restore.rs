@@ -1,10 +1,10 @@
 //! `ckptfs branch restore`.
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::locate;
 use super::drop::recall_in_git;
 use ckptfs_api::ReviveBranch;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::locate;
 
 /// Bring a dropped branch back to its directory, and print the path
 #[derive(Debug, clap::Args)]

@@ -17,11 +17,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::super::changes;
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Failure, Outcome, hinted, io_error};
-use super::super::locate::{self, ServedTree};
-use super::super::past;
 use super::super::run::{CommandResult, execute};
 use super::super::run_at::{enter_again, own_mounts};
 use super::create;
@@ -29,6 +24,11 @@ use super::git::DOT_GIT;
 use ckptfs_api::display::word;
 use ckptfs_api::{BranchInfo, Code, ListBranches, TreePath, VerbError, VerbResult};
 use ckptfs_sys::{self as sys, Errno};
+use ckptfs_ui::changes;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, hinted, io_error};
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::past;
 
 /// Environment variable with the name of the branch.
 const VARIABLE: &str = "CKPTFS_BRANCH";

@@ -1,12 +1,12 @@
 //! `ckptfs branch update`.
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::interrupt::Interrupt;
 use super::super::merge::{PolicyArgs, clashes, is_whole, print_merged, settle_by};
 use super::super::restore::TimesArg;
-use super::super::{changes, locate, time};
 use ckptfs_api::{Merged, StateName, Times, UpdateBranch};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::interrupt::Interrupt;
+use ckptfs_ui::{changes, locate, time};
 
 /// Merge into a branch the changes of its parent since the branch began, or was last updated
 ///

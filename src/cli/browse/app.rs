@@ -1,13 +1,14 @@
 //! State of the screen and the selection.
 
-use super::super::output::{Out, escape};
-use super::super::{changes, listing, show, time};
 use super::cli_command::CliCommand;
 use super::history::{BrowseEntry, History, PAGE, label};
 use ckptfs_api::{
     Change, ChangeKind, CheckpointId, CheckpointInfo, TreePath, VerbError, VerbResult, VersionKind,
 };
 use ckptfs_sys::Kind;
+use ckptfs_ui::details;
+use ckptfs_ui::output::{Out, escape};
+use ckptfs_ui::{changes, listing, time};
 
 /// A part of the screen that can have the focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -424,7 +425,7 @@ impl CheckpointRow {
 fn told(state: &CheckpointInfo) -> Vec<String> {
     let mut out = Out::to_memory(1 << 16);
     // Output beyond this size is truncated.
-    let _ = show::print(&mut out, state);
+    let _ = details::print(&mut out, state);
     let (bytes, _) = out.kept();
     bytes.split(|byte| *byte == b'\n').map(escape).collect()
 }

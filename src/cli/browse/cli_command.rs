@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::super::error::ErrorContext;
-use super::super::output::escape;
 use ckptfs_api::display::word;
 use ckptfs_api::{TreePath, VerbResult};
+use ckptfs_ui::error::ErrorContext;
+use ckptfs_ui::output::escape;
 
 /// The arguments of `ckptfs`.
 #[derive(Clone, Debug)]

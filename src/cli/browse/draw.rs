@@ -6,10 +6,10 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
-use super::super::output::escape;
 use super::app::{App, FilePane, ListState, Pane, Popup};
 use super::keys::KEYS;
 use ckptfs_api::ChangeKind;
+use ckptfs_ui::output::escape;
 
 /// Draws the whole screen.
 pub fn draw(app: &mut App, frame: &mut Frame<'_>) {
@@ -95,7 +95,7 @@ fn draw_files(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
             };
             format!(
                 "2 {} {what}",
-                super::super::changes::count(changes.len() as u64)
+                ckptfs_ui::changes::count(changes.len() as u64)
             )
         }
         FilePane::Tree { dir, .. } => format!("2 /{}", escape(&dir.0)),

@@ -2,17 +2,17 @@
 
 use std::io::Read;
 
-use super::super::hunks::Style;
-use super::super::locate::ServedTree;
-use super::super::output::{Out, escape};
-use super::super::past::{self, PathInState, StateTree};
-use super::super::patch;
-use super::super::show::names;
 use ckptfs_api::{
     Change, CheckpointId, CheckpointInfo, Code, Compare, ListVersions, Query, StateName, TreePath,
     VerbResult, VersionInfo,
 };
 use ckptfs_sys::Kind;
+use ckptfs_ui::hunks::Style;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::names;
+use ckptfs_ui::output::{Out, escape};
+use ckptfs_ui::past::{self, PathInState, StateTree};
+use ckptfs_ui::patch;
 
 /// Number of checkpoints in one request.
 pub const PAGE: usize = 200;

@@ -18,11 +18,11 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use self::app::App;
 use self::history::History;
-use super::context::Context;
-use super::error::{Failure, Outcome, hinted};
-use super::locate;
-use super::tree_path::in_tree;
 use ckptfs_api::{Code, VerbResult};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::locate;
+use ckptfs_ui::tree_path::in_tree;
 
 /// The selection is read after this time without a key press, so scrolling does not wait for reads.
 const REST: Duration = Duration::from_millis(40);

@@ -10,13 +10,15 @@ use std::time::Duration;
 use clap::{Arg, ArgMatches, Command, CommandFactory};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter};
 
-use super::super::output::escape;
-use super::super::past;
-use super::super::show::names;
-use super::super::tree_path::in_tree;
-use super::super::{Cli, locate};
+use super::super::Cli;
+use crate::executor;
 use ckptfs_api::{ListBranches, Query, VerbResult};
 use ckptfs_sys::Kind;
+use ckptfs_ui::locate;
+use ckptfs_ui::names;
+use ckptfs_ui::output::escape;
+use ckptfs_ui::past;
+use ckptfs_ui::tree_path::in_tree;
 
 /// Limit of the wait for values while the user types.
 const LIMIT: Duration = Duration::from_millis(1500);
@@ -129,7 +131,7 @@ fn tags(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
 
 /// Returns the tags and the numbers of the checkpoints.
 fn checkpoints() -> VerbResult<(Vec<CompletionValue>, Vec<CompletionValue>)> {
-    let found = locate::history(dir().as_deref())?.ask(Query {
+    let found = executor::history(dir().as_deref())?.ask(Query {
         limit: Some(CHECKPOINTS_MAX),
         ..Query::default()
     })?;
@@ -140,7 +142,7 @@ fn checkpoints() -> VerbResult<(Vec<CompletionValue>, Vec<CompletionValue>)> {
             let of = format!("checkpoint {}  {said}", checkpoint.id);
             tags.push((tag.clone().into_bytes(), of.trim_end().to_owned()));
         }
-        let said = format!("{}  {said}", super::super::time::local(&checkpoint.created));
+        let said = format!("{}  {said}", ckptfs_ui::time::local(&checkpoint.created));
         let number = checkpoint.id.to_string().into_bytes();
         numbers.push((number, said.trim_end().to_owned()));
     }
@@ -175,7 +177,7 @@ fn dropped(_: &[u8]) -> VerbResult<Vec<CompletionValue>> {
 }
 
 fn branches_of(list: ListBranches) -> VerbResult<Vec<CompletionValue>> {
-    let all = locate::history(dir().as_deref())?.ask(list)?;
+    let all = executor::history(dir().as_deref())?.ask(list)?;
     let one = |branch: ckptfs_api::BranchInfo| {
         (branch.name.into_bytes(), branch.path.display().to_string())
     };

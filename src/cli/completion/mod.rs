@@ -14,7 +14,7 @@ use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells};
 use clap_complete::{CompleteEnv, Shell};
 
 use super::Context;
-use super::error::{Outcome, io_error};
+use ckptfs_ui::error::{Outcome, io_error};
 
 /// Set by a completing shell to its name.
 const VARIABLE: &str = "CKPTFS_COMPLETE";

@@ -9,12 +9,12 @@ use super::messages::{
     MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently,
 };
 use super::null;
-use crate::error::{ErrorContext, error};
 use ckptfs_api::{Code, VerbError, VerbResult};
 use ckptfs_core::engine::succession::WorkerHandover;
 use ckptfs_core::live::{FdKeeper, KeptFds};
 use ckptfs_store::layout::StoreId;
 use ckptfs_sys::{self as sys, Errno, Ledger, SysResult, host};
+use ckptfs_ui::error::{ErrorContext, error};
 
 /// Limit of a terminating worker's wait for the end of the holder.
 const END_TIMEOUT: Duration = Duration::from_secs(5);

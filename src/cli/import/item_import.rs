@@ -9,9 +9,6 @@ use serde::Serialize;
 use super::items::Item;
 use super::shared_projects::ContentSource;
 use super::target::{Target, TargetState};
-use crate::context::Context;
-use crate::error::{ErrorContext, Failure, Outcome, error, io_error};
-use crate::progress::Bar;
 use ckptfs_api::{
     ChangeTags, CheckpointId, CheckpointInfo, CheckpointOptions, Code, GetStatus, Retag,
     ShowCheckpoint, StateName, Status, VerbResult,
@@ -27,6 +24,9 @@ use ckptfs_transfer::import::scan::{self, InodeCounts, Scan};
 use ckptfs_transfer::import::skipped::SkippedPath;
 use ckptfs_transfer::snapshots::Snapshot;
 use ckptfs_transfer::write::{DestState, Writer};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, error, io_error};
+use ckptfs_ui::progress::Bar;
 
 /// Options of the import of items.
 pub struct ImportOptions {

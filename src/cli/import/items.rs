@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{ErrorContext, hinted};
 use crate::export_common;
 use ckptfs_api::{Code, VerbResult};
 use ckptfs_sys::{self as sys, Kind};
 use ckptfs_transfer::snapshots::{self, Snapshot};
+use ckptfs_ui::error::{ErrorContext, hinted};
 
 /// One directory that becomes a checkpoint.
 #[derive(Clone, Debug)]

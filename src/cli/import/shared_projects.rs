@@ -3,17 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use crate::context::Context;
-use crate::error::{ErrorContext, hinted, io_error};
 use crate::export_common;
-use crate::locate::{self, TreeLocation};
-use crate::progress::Spinner;
 use ckptfs_api::{Code, ImportAsk, VerbResult};
 use ckptfs_sys::{self as sys, Errno};
 use ckptfs_transfer::import::contents;
 use ckptfs_transfer::import::record::ImportRecord;
 use ckptfs_transfer::import::record_files::StoredRecord;
 use ckptfs_transfer::import::scan;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, hinted, io_error};
+use ckptfs_ui::locate::{self, TreeLocation};
+use ckptfs_ui::progress::Spinner;
 
 /// A tree, and the known contents of its files.
 pub struct ContentSource {

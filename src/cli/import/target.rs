@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
 use crate::export_common;
-use crate::locate::{self, ServedTree, TreeLocation};
 use ckptfs_api::{
     Client, Code, GetStatus, ImportAsk, Refused, STORE_NAME, Status, StoreDir, TreePath, VerbError,
     VerbResult, is_same,
@@ -18,6 +16,8 @@ use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{self as sys, Errno, SysResult};
 use ckptfs_transfer::import::record_files;
 use ckptfs_transfer::write::{StagingDir, Writer};
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, error, hinted, io_error};
+use ckptfs_ui::locate::{self, ServedTree, TreeLocation};
 
 /// Directory in the store where inodes are made before they are moved into the tree.
 const STAGE: &[u8] = b"tmp/restore";

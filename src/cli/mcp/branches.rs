@@ -4,13 +4,13 @@ use super::super::branch::conflicts::clash;
 use super::super::branch::create::{BranchOptions, make};
 use super::super::branch::drop::drop_branch;
 use super::super::merge::{outcome, why};
-use super::super::output::Out;
 use super::results::{
     BranchMade, Branches, Changes, Conflict, Conflicts, Dropped, Merged, UnappliedPath, name,
     names, warnings,
 };
 use super::{McpContext, params, paths_of};
 use ckptfs_api::{self as api, DropBranch, ListBranches, ListConflicts, Merge, VerbResult};
+use ckptfs_ui::output::Out;
 
 pub fn create(seat: &McpContext, asked: params::BranchCreate) -> VerbResult<BranchMade> {
     let mut served = seat.served()?;

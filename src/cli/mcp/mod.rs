@@ -3,7 +3,7 @@
 //! Each tool sends the request of the verb of the same name, and implements nothing beyond it. Only
 //! the form differs: arguments are validated against a schema and bounded; answers are bounded and
 //! report the size of the omitted part. stdout carries only the protocol: the output of the verbs
-//! goes to memory ([`super::output::Out::to_memory`]).
+//! goes to memory ([`ckptfs_ui::output::Out::to_memory`]).
 
 mod branches;
 mod json_lines;
@@ -17,12 +17,12 @@ use std::path::PathBuf;
 
 use rmcp::ServiceExt;
 
-use super::context::Context;
-use super::error::{ErrorContext, Outcome, error, hinted};
-use super::locate::{self, ServedTree};
-use super::tree_path::in_tree;
 use ckptfs_api::{Code, StateName, TreePath, VerbResult};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, error, hinted};
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::tree_path::in_tree;
 
 /// Maximum number of paths in one call.
 const PATHS_MAX: usize = 1000;

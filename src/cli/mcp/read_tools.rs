@@ -6,19 +6,20 @@ use std::os::unix::fs::FileExt;
 
 use base64::Engine as _;
 
-use super::super::error::io_error;
-use super::super::hunks::Style;
-use super::super::locate::{self, ServedTree};
-use super::super::output::{Out, escape};
-use super::super::past::{PathInState, StateTree, state};
-use super::super::patch;
 use super::results::{Changes, Diff, FileContent, Log, Status, Version, Versions, name, warnings};
 use super::{McpContext, params, path_of, paths_of, state_or_latest};
+use crate::executor;
 use ckptfs_api::{
     Change, CheckpointInfo, Compare, GetStatus, ListBranches, ListVersions, Query, ShowCheckpoint,
     StateName, TreePath, VerbResult, VersionInfo, is_among,
 };
 use ckptfs_sys::Kind;
+use ckptfs_ui::error::io_error;
+use ckptfs_ui::hunks::Style;
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::{Out, escape};
+use ckptfs_ui::past::{PathInState, StateTree, state};
+use ckptfs_ui::patch;
 
 /// Maximum size of a version that is searched for a text, bytes.
 const LOOKED_AT_BYTES_MAX: u64 = 16 << 20;
@@ -58,7 +59,7 @@ pub fn log(seat: &McpContext, asked: params::Log) -> VerbResult<Log> {
             query.path = Some(path_of(&served, path)?);
             ckptfs_daemon::VerbExecutor::Daemon(served.client)
         }
-        None => locate::history(seat.dir.as_deref())?,
+        None => executor::history(seat.dir.as_deref())?,
     };
     if let Some(before) = asked.before {
         let state = StateName(before);

@@ -4,9 +4,9 @@
 use rmcp::schemars::{self, JsonSchema};
 use serde::Serialize;
 
-use super::super::output::escape;
-use super::super::show;
 use ckptfs_api::{self as api, ChangeKind, CheckpointInfo, TreePath, VersionKind};
+use ckptfs_ui::details;
+use ckptfs_ui::output::escape;
 
 /// Maximum length of a note or warning, characters.
 const NOTE_CHARS_MAX: usize = 1000;
@@ -41,7 +41,7 @@ impl From<&CheckpointInfo> for Checkpoint {
             created: info.created.clone(),
             tags: info.tags.clone(),
             note: beginning(&info.note, NOTE_CHARS_MAX),
-            reason: show::reason(info),
+            reason: details::reason(info),
             pinned: info.pinned.is_some(),
             changes: info.changes,
         }

@@ -9,10 +9,10 @@ use rmcp::model::{CallToolResponse, CallToolResult, ContentBlock};
 use rmcp::{ErrorData, Json, ServerHandler, tool, tool_handler, tool_router};
 use tokio::sync::Semaphore;
 
-use super::super::error::error;
-use super::super::output::escape;
 use super::{McpContext, branches, params, read_tools, results, write_tools};
 use ckptfs_api::{Code, VerbError, VerbResult};
+use ckptfs_ui::error::error;
+use ckptfs_ui::output::escape;
 
 /// Maximum number of concurrent calls; further ones wait.
 const WORKING_MAX: usize = 4;

@@ -1,10 +1,8 @@
 //! The tools that modify the tree or its history: `checkpoint`, `restore`, `undo`.
 
-use super::super::error::{hinted, io_error};
-use super::super::output::{Out, escape};
+use super::super::ops;
 use super::super::restore::warn_of_holders;
 use super::super::undo::{remark, tell_git_of};
-use super::super::{locate, ops};
 use super::results::{
     Changes, CheckpointResult, Restored, UnappliedPath, Undone, UndoneOperation, name, warnings,
 };
@@ -13,6 +11,9 @@ use ckptfs_api::{
     self, CheckpointOptions, Code, OnlyBy, RestoreOptions, RestoredOnly, SharedPath, StateName,
     TreePath, UndoOptions, UndoWalk, UndoneStep, VerbResult,
 };
+use ckptfs_ui::error::{hinted, io_error};
+use ckptfs_ui::locate;
+use ckptfs_ui::output::{Out, escape};
 
 pub fn checkpoint(seat: &McpContext, asked: params::Checkpoint) -> VerbResult<CheckpointResult> {
     let made = seat.served()?.client.ask(CheckpointOptions {

@@ -18,13 +18,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use super::super::error::{ErrorContext, error, hinted};
-use super::super::interrupt::Interrupt;
 use ckptfs_api::{
     CheckpointId, Client, Code, Merge, MergeAnswer, MergeVersion, MergeVersions, TreePath,
     VerbError, VerbResult,
 };
 use ckptfs_core::tree::merge::text;
+use ckptfs_ui::error::{ErrorContext, error, hinted};
+use ckptfs_ui::interrupt::Interrupt;
 
 const SHELL: &str = "/bin/sh";
 /// The letters after `%`, in the order of the arguments: base, ours, theirs, marker length, path,

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::super::error::hinted;
-use super::super::mounts;
 use ckptfs_api::{Code, VerbResult};
 use ckptfs_sys::MountPoint;
+use ckptfs_ui::error::hinted;
+use ckptfs_ui::mounts;
 
 /// Types of pseudo filesystems, as in the mount table.
 const INTERFACES: &[&str] = &[

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::detached;
-use super::super::error::hinted;
 use super::super::launch::{self, DaemonParent, DaemonReady};
 use super::{PreparedMount, check_unserved};
 use ckptfs_api::{Client, Code, GetStatus, StoreDir, VerbError, VerbResult};
 use ckptfs_sys as sys;
+use ckptfs_ui::error::hinted;
 
 /// Limit of the wait for the exit of an unmounted daemon: it closes its store, or was killed and
 /// waits for the kernel's writeback.

@@ -11,14 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Failure, Outcome};
-use super::super::locate::{self, ServedTree};
 use super::push::{self, Args};
 use ckptfs_api::{CheckpointId, Code, ShowCheckpoint, StateName, VerbError, VerbResult};
 use ckptfs_core::engine::Engine;
 use ckptfs_sys as sys;
 use ckptfs_sys::lock::Mutex;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome};
+use ckptfs_ui::locate::{self, ServedTree};
 
 /// Period of the check for a new checkpoint.
 const LOOK: Duration = Duration::from_secs(2);

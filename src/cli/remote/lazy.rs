@@ -7,12 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use super::super::context::Context;
-use super::super::error::{ErrorContext, hinted};
 use super::super::export_common;
 use super::super::launch;
 use super::super::origin::OriginInputs;
-use super::super::output::can_ask;
 use super::super::remotes::names;
 use super::{oci, repository};
 use ckptfs_api::display::word;
@@ -22,6 +19,9 @@ use ckptfs_remote::restic::lazy::record::StoredOrigin;
 use ckptfs_remote::restic::lazy::{FetchOptions, RemoteBase};
 use ckptfs_remote::restic::{OpenPurpose, guarded};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, hinted};
+use ckptfs_ui::output::can_ask;
 use ckptfs_volumes::tool;
 
 /// Makes `dest`, which is empty or missing, a tree that looks through to a checkpoint of a remote,

@@ -2,11 +2,8 @@
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::{Failure, Outcome, hinted};
-use super::super::progress::Spinner;
 use super::super::remotes::names;
-use super::super::{config, locate, size};
+use super::super::{config, size};
 use super::repository;
 use ckptfs_api::display::{count, word};
 use ckptfs_api::{CheckpointId, Code, Retention};
@@ -14,6 +11,10 @@ use ckptfs_core::engine::retention;
 use ckptfs_remote::limits::Limits;
 use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot};
 use ckptfs_sys as sys;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_ui::locate;
+use ckptfs_ui::progress::Spinner;
 
 /// The arguments of `remote prune`.
 #[derive(Debug, clap::Args)]

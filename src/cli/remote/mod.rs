@@ -16,14 +16,15 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::{Outcome, error, io_error};
 use super::remotes::names;
-use super::{locate, size};
+use super::size;
 use ckptfs_api::display::word;
 use ckptfs_api::{CheckpointId, CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use ckptfs_remote::restic::config::{RemoteConfig, RemoteConfigs};
 use ckptfs_remote::restic::{OpenPurpose, guarded};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Outcome, error, io_error};
+use ckptfs_ui::locate;
 
 /// Prefix of the address of an image.
 const OCI: &str = "oci://";
@@ -193,7 +194,7 @@ fn list(context: &mut Context) -> Outcome {
     if out.json {
         return Ok(out.json(&listed)?);
     }
-    let width = super::output::width(&listed, |one| one.name.to_owned());
+    let width = ckptfs_ui::output::width(&listed, |one| one.name.to_owned());
     for one in &listed {
         let of = if one.named.system { "  (system)" } else { "" };
         out.text_line(&format!("{:width$}  {}{of}", one.name, one.named.url))?;

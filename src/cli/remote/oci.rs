@@ -5,12 +5,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Failure, Outcome, hinted};
 use super::super::export_common::{self, Copied, ExportStream};
-use super::super::past::StateTree;
-use super::super::progress::Bar;
-use super::super::{locate, size, time};
+use super::super::size;
 use super::{pull, push};
 use ckptfs_api::display::count as plural;
 use ckptfs_api::{
@@ -27,6 +23,11 @@ use ckptfs_remote::oci::{ImageRef, SCHEME, auth};
 use ckptfs_sys as sys;
 use ckptfs_transfer::mark::ExportMark;
 use ckptfs_transfer::write::{DestState, Writer};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Failure, Outcome, hinted};
+use ckptfs_ui::past::StateTree;
+use ckptfs_ui::progress::Bar;
+use ckptfs_ui::{locate, time};
 
 /// Options for a registry.
 #[derive(Debug, clap::Args)]

@@ -7,11 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Outcome, hinted};
 use super::super::export_common::{self, Copied};
-use super::super::locate;
-use super::super::progress::Bar;
 use super::super::remotes::names;
 use super::{oci, pull_branch, repository};
 use ckptfs_api::display::word;
@@ -22,6 +18,10 @@ use ckptfs_sys::{self as sys, Errno};
 use ckptfs_transfer::mark::ExportMark;
 use ckptfs_transfer::write::{DestState, Writer};
 use ckptfs_transfer::{PartSource, hand_over};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome, hinted};
+use ckptfs_ui::locate;
+use ckptfs_ui::progress::Bar;
 
 /// Threads that fetch and write.
 const THREADS: usize = 2;

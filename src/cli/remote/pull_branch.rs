@@ -10,11 +10,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::super::branch::create::{BranchOptions, make};
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Outcome};
 use super::super::export_common::{self, Copied};
-use super::super::locate::{self, ServedTree};
-use super::super::past;
 use super::super::remotes::names;
 use super::pull::{Args, choose, fetch};
 use super::push::is_of;
@@ -28,6 +24,10 @@ use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot};
 use ckptfs_store::journal::codec::TAGS_MAX;
 use ckptfs_sys::{self as sys, OpenKind};
 use ckptfs_transfer::write::Writer;
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome};
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::past;
 
 #[derive(Serialize)]
 struct Answer {

@@ -5,14 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::{Failure, Outcome, error, hinted};
 use super::super::export_common::ExportStream;
-use super::super::locate::{self, ServedTree};
-use super::super::past::StateTree;
-use super::super::progress::Bar;
 use super::super::remotes::names;
-use super::super::{size, time};
+use super::super::size;
 use super::{auto, oci, repository};
 use ckptfs_api::display::count as plural;
 use ckptfs_api::{
@@ -21,6 +16,12 @@ use ckptfs_api::{
 };
 use ckptfs_remote::restic::push::PushSource;
 use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot, Remote, guarded};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{Failure, Outcome, error, hinted};
+use ckptfs_ui::locate::{self, ServedTree};
+use ckptfs_ui::past::StateTree;
+use ckptfs_ui::progress::Bar;
+use ckptfs_ui::time;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
 ///

@@ -2,8 +2,6 @@
 
 use std::os::fd::AsFd;
 
-use super::super::context::Context;
-use super::super::error::{ErrorContext, Outcome};
 use super::super::holder::null;
 use super::super::remotes::names;
 use super::repository;
@@ -12,6 +10,8 @@ use ckptfs_remote::limits::Limits;
 use ckptfs_remote::restic::OpenPurpose;
 use ckptfs_remote::restic::lazy::reader;
 use ckptfs_sys::{self as sys, host};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::{ErrorContext, Outcome};
 
 /// The process that reads a remote for a daemon, which starts it
 #[derive(Debug, clap::Args)]

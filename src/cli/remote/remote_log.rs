@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::super::context::Context;
-use super::super::error::Outcome;
-use super::super::output::Role;
 use super::super::remotes::names;
-use super::super::{locate, time};
 use super::repository;
 use ckptfs_remote::restic::{OpenPurpose, PushedSnapshot};
+use ckptfs_ui::context::Context;
+use ckptfs_ui::error::Outcome;
+use ckptfs_ui::output::Role;
+use ckptfs_ui::{locate, time};
 
 /// A checkpoint in a remote, in the output of `--json`.
 #[derive(Serialize)]

@@ -1,12 +1,12 @@
 //! Common parts of the verbs for remotes: opening a repository, and the store of a tree.
 
-use super::super::error::{error, hinted, io_error};
 use super::super::export_common::ExportStream;
-use super::super::locate::ServedTree;
-use super::super::output::can_ask;
 use ckptfs_api::{Code, ListCheckpoints, VerbResult};
 use ckptfs_remote::restic::config::RemoteConfig;
 use ckptfs_remote::restic::{OpenPurpose, Remote};
+use ckptfs_ui::error::{error, hinted, io_error};
+use ckptfs_ui::locate::ServedTree;
+use ckptfs_ui::output::can_ask;
 
 /// Opens a repository; asks for the password if none is configured.
 ///

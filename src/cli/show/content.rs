@@ -2,9 +2,9 @@
 
 use std::io::{self, Read};
 
-use super::super::error::{Outcome, io_error};
-use super::super::output::Out;
-use super::super::past::PathInState;
+use ckptfs_ui::error::{Outcome, io_error};
+use ckptfs_ui::output::Out;
+use ckptfs_ui::past::PathInState;
 
 /// Bytes per read.
 const CHUNK_BYTES: usize = 256 * 1024;

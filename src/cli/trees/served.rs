@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::END_TIMEOUT;
 use crate::control_socket::EndReason;
-use crate::error::{hinted, io_error};
+use crate::dead_mounts;
 use crate::mount_users::{self, VisibleTree};
-use crate::output::escape;
-use crate::{detached, mounts, transient_users};
+use crate::{detached, transient_users};
 use ckptfs_api::{Code, VerbError, VerbResult};
 use ckptfs_core::engine::Engine;
 use ckptfs_core::engine::branches::UnmountMode;
@@ -20,6 +19,9 @@ use ckptfs_core::engine::place::TrackedMount;
 use ckptfs_daemon::ServerHandle;
 use ckptfs_sys::lock::{Condvar, Mutex};
 use ckptfs_sys::{self as sys, Errno, MountPoint};
+use ckptfs_ui::error::{hinted, io_error};
+use ckptfs_ui::mounts;
+use ckptfs_ui::output::escape;
 use ckptfs_volumes::mount_facts;
 
 /// Time in which an unmounted branch ends, unless a process has a file of it open.
@@ -208,7 +210,7 @@ impl ServedBranch {
         {
             return Err(not_to_be_ended(name));
         }
-        match mounts::unmount(at, false) {
+        match dead_mounts::unmount(at, false) {
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(Errno::EBUSY) if lazily => {
                 if how == UnmountMode::Forced {
@@ -219,7 +221,8 @@ impl ServedBranch {
                     }
                     self.abort();
                 }
-                mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
+                dead_mounts::unmount(at, true)
+                    .map_err(|cause| dead_mounts::unmount_error(at, cause))?;
                 if how == UnmountMode::Lazy {
                     return Ok(false);
                 }
@@ -228,7 +231,7 @@ impl ServedBranch {
                 let message = format!("the branch {name} is in use, at {}", at.display());
                 return Err(hinted(Code::BranchInUse, message, "leave it first"));
             }
-            Err(cause) => return Err(mounts::unmount_error(at, cause)),
+            Err(cause) => return Err(dead_mounts::unmount_error(at, cause)),
         }
         if !others.is_empty() {
             // Copies of the mount would keep the connection alive.

@@ -11,9 +11,8 @@ use super::serving::ServingEnv;
 use super::succession::WorkerHandover;
 use crate::history::base::Base;
 pub use crate::live::SealerMode;
-use ckptfs_api::VerbResult;
+use ckptfs_api::{SNAPDIR, VerbResult, noted_snapdir};
 use ckptfs_store::Store;
-use ckptfs_store::layout::snapdir::{SNAPDIR, noted_snapdir};
 use ckptfs_sys::{self as sys, Errno};
 
 /// I/O path of live files.

@@ -13,18 +13,12 @@ use super::announce::{Announcement, EventKind};
 use super::request::NodeId;
 use super::restore::Restorer;
 use super::restore::stale::StaleEntries;
-use super::snapdir::SNAPDIR;
 use super::{Engine, error};
 use crate::history::state::TreeState;
 use crate::live::{ChangeCtx, KernelRequest, NodeRef};
 use ckptfs_api::{Actor, ImportAsk, ImportPart, Refused, STAGED_PREFIX, TreePath, VerbResult};
 use ckptfs_store::ids::{Name, Slot};
 use ckptfs_sys::{self as sys, Errno, Kind, RenameMode, SysResult};
-
-/// Whether an inode number is that of `.snapshots`, which is not part of the tree, under any name.
-pub fn is_of_no_tree(ino: u64) -> bool {
-    NodeId(ino) == SNAPDIR
-}
 
 /// Moves imported inodes into the live tree.
 #[derive(Clone, Copy)]

@@ -21,7 +21,7 @@ use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{Errno, Kind, Stat, SysResult};
 
 /// Set in the number of every control node.
-pub(super) const CONTROL: u64 = 1 << 61;
+pub(super) const CONTROL: u64 = ckptfs_api::SNAPDIR_INODE;
 /// `.snapshots`.
 pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
 /// `.ckptfs`: the link through which the verbs find the store below the mount. It leads to a

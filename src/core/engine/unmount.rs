@@ -35,15 +35,10 @@ impl Execute for Unmount {
     }
 }
 
-/// Returns the topmost mount at `at`.
-pub fn top<'a>(mounts: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
-    mounts.iter().rev().find(|mount| mount.at == at)
-}
-
 /// Unmounts the topmost mount at `at`, directly or by fusermount3, if it is a ckptfs mount. The
 /// system's permission check suffices: root may unmount the mounts of any user.
 pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
-    if !top(&sys::mounts()?, at).is_some_and(MountPoint::says_ours) {
+    if !sys::topmost_mount(&sys::mounts()?, at).is_some_and(MountPoint::says_ours) {
         return Err(Errno::EINVAL);
     }
     let started = Instant::now();

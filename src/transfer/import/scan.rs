@@ -5,8 +5,7 @@ use std::os::fd::OwnedFd;
 
 use super::skipped::{SkipReason, SkippedPath};
 use crate::dirs::open_below;
-use ckptfs_api::TreePath;
-use ckptfs_core::engine::import::is_of_no_tree;
+use ckptfs_api::{TreePath, is_snapdir_inode};
 use ckptfs_store::layout::STORE_NAME;
 use ckptfs_sys::lock::{Condvar, Mutex};
 use ckptfs_sys::{self as sys, Errno, Kind, OpenKind, Stat, SysResult};
@@ -277,7 +276,7 @@ impl Scanning<'_> {
 /// Reports whether a name is reserved by ckptfs, or is a nested store.
 fn is_ours(path: &[u8], name: &[u8], dir: &OwnedFd) -> bool {
     let store = name == STORE_NAME.as_bytes();
-    let shown = || sys::stat_at(dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));
+    let shown = || sys::stat_at(dir, name).is_ok_and(|stat| is_snapdir_inode(stat.ino));
     if path.is_empty() && (store || name == VIEWS_NAME || shown()) {
         return true;
     }

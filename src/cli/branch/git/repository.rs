@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::super::super::error::{ErrorContext, hinted};
-use super::super::super::tree_path::normal;
 use ckptfs_api::{Code, VerbError, VerbResult};
 use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, Stat, SysResult, host};
+use ckptfs_ui::error::{ErrorContext, hinted};
+use ckptfs_ui::tree_path::normal;
 
 /// Name in the root of a working tree of the repository, or of a file that leads to it.
 pub const DOT_GIT: &str = ".git";

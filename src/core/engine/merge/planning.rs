@@ -6,7 +6,7 @@ use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::tree::merge::{ClashKind, Conflict, MergeParty, Names};
-use ckptfs_api::{ConflictKind, MergeConflict, MergeSide, TreePath};
+use ckptfs_api::{Code, ConflictKind, MergeConflict, MergeSide, TreePath, VerbError, hinted};
 use ckptfs_store::ids::{Name, Slot};
 use ckptfs_sys::{Kind, SysResult};
 
@@ -72,7 +72,7 @@ pub(in crate::engine) fn told(conflict: &Conflict) -> MergeConflict {
 
 /// Returns the error for a file that changed after it was merged by a tool.
 pub(super) fn outdated(path: &[u8]) -> VerbError {
-    error::hinted(
+    hinted(
         Code::Outdated,
         format!(
             "nothing was changed: {:?} was changed, here or there, after the tool had merged it",

@@ -33,7 +33,7 @@ use crate::tree::merge::{
 use crate::tree::plan::InodeAction;
 use ckptfs_api::{
     Change, Code, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeVersion, Times,
-    TreePath, VerbError, VerbResult,
+    TreePath, VerbResult,
 };
 use ckptfs_store::ids::{CheckpointId, Slot};
 use ckptfs_store::layout::merges::{InodeBirth, MergeInto};

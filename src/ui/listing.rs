@@ -1,9 +1,9 @@
 //! Lists of checkpoints, one line each, and lists that fit the height of the terminal.
 
-use super::error::Outcome;
-use super::graph::Graph;
-use super::output::{Out, Role};
-use super::{changes, time};
+use crate::error::Outcome;
+use crate::graph::Graph;
+use crate::output::{Out, Role};
+use crate::{changes, time};
 use ckptfs_api::{CheckpointInfo, Reason};
 
 /// The number of lines that are shown on any terminal, however small.
@@ -55,6 +55,7 @@ impl Printer {
         }
     }
 
+    /// Prints checkpoints, a line each.
     pub fn print(&mut self, checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {
         for checkpoint in checkpoints {
             self.id_width = self.id_width.max(checkpoint.id.to_string().len());

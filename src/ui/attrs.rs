@@ -2,14 +2,15 @@
 
 use serde::Serialize;
 
-use super::super::past::StateTree;
-use super::super::time;
+use crate::past::StateTree;
+use crate::time;
 use ckptfs_api::TreePath;
 use ckptfs_sys::{self as sys, Kind, SysResult, Time};
 
 /// Attributes in the output of `--json`.
 #[derive(Serialize)]
 pub struct Shown {
+    /// File type.
     pub kind: Kind,
     /// Permission bits, in octal.
     mode: String,

@@ -10,9 +10,9 @@ use std::io::{self, Read};
 
 use miniz_oxide::deflate::compress_to_vec_zlib;
 
-use super::hunks::{self, Style};
-use super::output::{Out, Role};
-use super::past::StateTree;
+use crate::hunks::{self, Style};
+use crate::output::{Out, Role};
+use crate::past::StateTree;
 use ckptfs_api::{Change, ChangeKind, TreePath};
 use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 

@@ -2,17 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use super::output::Out;
+use crate::output::Out;
 
 /// Context of a verb.
-pub(super) struct Context {
-    pub(super) dir: Option<PathBuf>,
-    pub(super) out: Out,
+pub struct Context {
+    /// The directory of `-C`.
+    pub dir: Option<PathBuf>,
+    /// The output.
+    pub out: Out,
 }
 
 impl Context {
     /// Returns the directory of `-C`.
-    pub(super) fn dir(&self) -> Option<&Path> {
+    pub fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
     }
 }

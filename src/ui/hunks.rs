@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use similar::{Algorithm, ChangeTag, DiffOp, DiffTag, TextDiff, capture_diff_slices_deadline};
 
-use super::output::{Out, Role};
+use crate::output::{Out, Role};
 
 /// Time after which the difference of one file is approximated.
 const DIFF_TIME_MAX: Duration = Duration::from_secs(5);

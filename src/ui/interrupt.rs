@@ -10,9 +10,9 @@ use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::error::{ErrorContext, Failure, Outcome};
-use super::output::Out;
-use super::progress::Spinner;
+use crate::error::{ErrorContext, Failure, Outcome};
+use crate::output::Out;
+use crate::progress::Spinner;
 use ckptfs_api::{Client, Code, Request, Verb, VerbResult};
 use ckptfs_sys as sys;
 

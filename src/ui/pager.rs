@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Stdout, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use super::interrupt::SIGNAL_STATUS;
+use crate::interrupt::SIGNAL_STATUS;
 use ckptfs_sys as sys;
 
 /// The default pager.

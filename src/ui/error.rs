@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::output::Out;
+use crate::output::Out;
 use ckptfs_api::{Code, VerbError};
-pub use ckptfs_volumes::error::{ErrorContext, error, hinted, io_error, plain};
+pub use ckptfs_api::{ErrorContext, error, hinted, io_error, plain};
 
 /// Exit status of a verb that found damage.
 const DAMAGE_STATUS: u8 = 4;

@@ -3,9 +3,9 @@
 
 use std::io;
 
-use super::changes;
-use super::error::Outcome;
-use super::output::{Out, Role};
+use crate::changes;
+use crate::error::Outcome;
+use crate::output::{Out, Role};
 use ckptfs_api::{ByProcess, Change, OpenAtCut, ProcessInfo, RestoredOnly};
 
 /// Grouping of a list of changes.

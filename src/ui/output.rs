@@ -6,8 +6,8 @@ use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::error::{Failure, Outcome};
-use super::pager::{self, Pager};
+use crate::error::{Failure, Outcome};
+use crate::pager::{self, Pager};
 use ckptfs_sys::{self as sys, lock::Mutex};
 
 /// Width of the column of labels.
@@ -38,8 +38,9 @@ pub enum Role {
     Notice,
     /// Something removed, or wrong.
     Bad,
-    /// An added or removed part of a line.
+    /// An added part of a line.
     GoodPart,
+    /// A removed part of a line.
     BadPart,
     /// A heading.
     Strong,

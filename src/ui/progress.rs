@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::output::Out;
+use crate::output::Out;
 
 /// A shorter operation shows nothing.
 const QUIET: Duration = Duration::from_millis(250);

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::error::hinted;
+use crate::error::hinted;
 use ckptfs_api::{Code, TreePath, VerbResult};
 
 /// Returns the path in the tree at `root` of `given`, relative to `cwd`. It need not exist, because

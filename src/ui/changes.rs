@@ -2,9 +2,9 @@
 
 use std::io;
 
-use super::error::{Failure, Outcome};
-use super::listing;
-use super::output::{Out, Role};
+use crate::error::{Failure, Outcome};
+use crate::listing;
+use crate::output::{Out, Role};
 use ckptfs_api::display::{self, word};
 use ckptfs_api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
 

@@ -1,14 +1,11 @@
-//! The mounts of ckptfs among all mounts: search, detection of dead ones, and unmounting.
+//! The mounts of ckptfs among all mounts: search, and detection of dead ones.
 
 use std::path::Path;
 
-use super::error::{ErrorContext, error};
-use ckptfs_api::{Code, VerbResult};
-pub use ckptfs_core::engine::unmount::{top, unmount, unmount_error};
+use crate::error::ErrorContext;
+use ckptfs_api::VerbResult;
+pub use ckptfs_sys::topmost_mount as top;
 use ckptfs_sys::{self as sys, Errno, MountPoint, host};
-
-/// Limit of the stacked dead mounts that are removed at one place.
-const STACKED_MAX: usize = 64;
 
 /// Returns all mounts in the namespace of this process.
 pub fn all() -> VerbResult<Vec<MountPoint>> {
@@ -44,37 +41,6 @@ pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
     containing(table, path).is_some_and(|mount| mount.is_ours() && !is_dead(&mount.at))
 }
 
-/// Removes the dead mounts of ckptfs that are stacked on top at `at`, and returns their number.
-pub fn repair(at: &Path) -> VerbResult<usize> {
-    for repaired in 0..STACKED_MAX {
-        if !top(&all()?, at).is_some_and(MountPoint::is_ours) || !is_dead(at) {
-            return Ok(repaired);
-        }
-        unmount(at, true).map_err(|cause| unmount_error(at, cause))?;
-    }
-    Err(error(
-        Code::Busy,
-        format!(
-            "more than {STACKED_MAX} dead mounts are stacked at {}",
-            at.display()
-        ),
-    ))
-}
-
-/// Removes the dead mounts of ckptfs at `path` and above it, the uppermost first, and returns their
-/// number.
-pub fn repair_above(path: &Path) -> VerbResult<usize> {
-    let mut repaired = 0;
-    while let Some(mount) = dead_around(&all()?, path) {
-        match repair(&mount.at)? {
-            // Another process was faster.
-            0 => break,
-            some => repaired += some,
-        }
-    }
-    Ok(repaired)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,13 +68,5 @@ mod tests {
             containing(&table, Path::new("/q")).map(|mount| mount.id),
             Some(1)
         );
-    }
-
-    #[test]
-    fn a_living_directory_needs_no_repair() {
-        let dir = tempfile::tempdir().expect("directory");
-        assert!(!is_dead(dir.path()));
-        assert_eq!(repair_above(dir.path()).expect("repair"), 0);
-        assert_eq!(unmount(dir.path(), true), Err(Errno::EINVAL));
     }
 }

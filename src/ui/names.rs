@@ -4,12 +4,11 @@ use std::io;
 
 use serde::Serialize;
 
-use super::super::error::Outcome;
-use super::super::output::{Out, width};
-use super::super::past::PathInState;
-use super::attrs;
-use ckptfs_api::TreePath;
-use ckptfs_core::engine::import::is_of_no_tree;
+use crate::attrs;
+use crate::error::Outcome;
+use crate::output::{Out, width};
+use crate::past::PathInState;
+use ckptfs_api::{TreePath, is_snapdir_inode};
 use ckptfs_sys::{self as sys, Kind, SysResult};
 
 /// How names are printed.
@@ -68,7 +67,7 @@ pub fn print(found: &PathInState, kind: Kind, format: Format, out: &mut Out) -> 
 pub fn names(found: &PathInState) -> SysResult<Vec<Vec<u8>>> {
     let dir = found.tree.open_dir(&found.path)?;
     // The store and the snapshot directory are not part of the tree.
-    let shown = |name: &[u8]| sys::stat_at(&dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));
+    let shown = |name: &[u8]| sys::stat_at(&dir, name).is_ok_and(|stat| is_snapdir_inode(stat.ino));
     let ours = |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || shown(name));
     let mut names: Vec<Vec<u8>> = sys::list_dir(&dir)?
         .into_iter()

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::error::{ErrorContext, hinted, io_error};
-use super::locate::{self, ServedTree};
-use super::tree_path::in_tree;
+use crate::error::{ErrorContext, hinted, io_error};
+use crate::locate::{self, ServedTree};
+use crate::tree_path::in_tree;
 use ckptfs_api::display::word;
 use ckptfs_api::{
-    CheckpointInfo, Code, ShowCheckpoint, StateName, StoreDir, TreePath, VerbError, VerbResult,
+    CheckpointInfo, Code, SNAPDIR, ShowCheckpoint, StateName, StoreDir, TreePath, VerbError,
+    VerbResult, is_snapdir_name, noted_snapdir,
 };
-use ckptfs_store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
 use ckptfs_sys::{self as sys, Access, Errno, Kind, OpenKind, Stat, SysResult};
 
 /// Returns the name of the snapshot directory in the mount of a store.
