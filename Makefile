@@ -27,7 +27,7 @@ deps: ## Install what the tests and the demo need (apt), load fuse
 	@tests/deps.sh
 
 build: ## Build the release binary: target/release/ckptfs
-	cargo build --release --features remote
+	cargo build --release --features remote -p ckptfs -p ckptfs-browse
 
 check: ## Format, lints, docs, feature sets, licences, macOS
 	@tests/run.py check
@@ -56,8 +56,8 @@ soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and li
 # Built for the time of the build: only the crates that the demo needs, and little optimized.
 QUICK := target/quick/ckptfs
 quick:
-	@echo "Building ckptfs without remotes, CSI, MCP and browse: about 3 minutes from nothing on 2 cores."
-	cargo build --profile quick --no-default-features --features fuse,cli
+	@echo "Building ckptfs without remotes, CSI and MCP: about 3 minutes from nothing on 2 cores."
+	cargo build --profile quick --no-default-features
 
 demo: ## The main job on real input: make demo [DIR=~/project]
 	@tests/deps.sh demo
@@ -120,7 +120,7 @@ bench-branches: build ## Branches beside git worktree, cp --reflink, fork and a 
 
 bench-remote: build ## How long a push and a pull take, beside rustic and restic; as root: make bench-remote [ARGS="ROUNDS FILES"]
 	@tests/deps.sh bench
-	@RUSTIC=$$(cargo bench --features remote --no-run --bench rustic --message-format json | python3 -c 'import json,sys; print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")][-1])') && \
+	@RUSTIC=$$(cargo bench -p ckptfs-remote --no-run --bench rustic --message-format json | python3 -c 'import json,sys; print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")][-1])') && \
 		RUSTIC=$$RUSTIC benches/remote.py $(ARGS)
 
 bench-hooks: build ## How long the hooks of agents take, alone and beside 50 others; as root: make bench-hooks [ARGS="ROUNDS AGENTS FILES"]
@@ -140,6 +140,7 @@ check-macos: ## Type-check the library for aarch64-apple-darwin
 
 install: build share-files ## Install the binary, mount.ckptfs, the systemd units, the manual and completions
 	install -D -m 755 target/release/ckptfs $(DESTDIR)$(PREFIX)/bin/ckptfs
+	install -D -m 755 target/release/ckptfs-browse $(DESTDIR)$(PREFIX)/libexec/ckptfs/ckptfs-browse
 	install -D -m 755 mount/mount.ckptfs $(DESTDIR)$(PREFIX)/lib/ckptfs/mount.ckptfs
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sfn $(PREFIX)/lib/ckptfs/mount.ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs
@@ -162,7 +163,7 @@ share-files:
 
 uninstall: ## Remove what `make install` installed
 	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
-	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs $(DESTDIR)$(PREFIX)/share/ckptfs/claude-plugin
+	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs $(DESTDIR)$(PREFIX)/libexec/ckptfs $(DESTDIR)$(PREFIX)/share/ckptfs/claude-plugin
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ckptfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/ckptfs-*.1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ckptfs
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ckptfs $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ckptfs.fish
 

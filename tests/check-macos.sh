@@ -25,7 +25,7 @@ no_compiler() {
 # macFUSE's library and a C compiler for the target are not here: without them fuser cannot mount and BLAKE3 uses no NEON.
 if command -v rustup >/dev/null && rustup target add "$target"; then
     no_compiler "$source_dir/target/no-compiler"
-    (cd "$source_dir" && CC_aarch64_apple_darwin=$PWD/target/no-compiler/cc AR_aarch64_apple_darwin=$PWD/target/no-compiler/ar cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --lib --bins \
+    (cd "$source_dir" && CC_aarch64_apple_darwin=$PWD/target/no-compiler/cc AR_aarch64_apple_darwin=$PWD/target/no-compiler/ar cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --workspace --lib --bins \
         --features remote,fuser/macos-no-mount,blake3/pure)
     echo "check-macos: ok"
     exit
@@ -53,7 +53,7 @@ if ! grep -q macos-no-mount "$work/Cargo.toml"; then
     cat >>"$work/Cargo.toml" <<'TOML'
 
 [target.'cfg(target_os = "macos")'.dependencies]
-fuser = { version = "=0.18.0", optional = true, features = ["macos-no-mount"] }
+fuser = { version = "=0.18.0", features = ["macos-no-mount"] }
 blake3 = { version = "1.8", features = ["pure"] }
 TOML
 fi
@@ -62,5 +62,5 @@ no_compiler "$work/no-compiler"
 chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root TERM="${TERM:-dumb}" RUSTC_BOOTSTRAP=1 \
     SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt \
     CC_aarch64_apple_darwin=/work/no-compiler/cc AR_aarch64_apple_darwin=/work/no-compiler/ar \
-    sh -c "cd /work && cargo check ${CKPTFS_MACOS_JOBS:+-j $CKPTFS_MACOS_JOBS} -Zbuild-std=std,panic_abort --target $target --lib --bins --features remote"
+    sh -c "cd /work && cargo check ${CKPTFS_MACOS_JOBS:+-j $CKPTFS_MACOS_JOBS} -Zbuild-std=std,panic_abort --target $target --workspace --lib --bins --features remote"
 echo "check-macos: ok"

@@ -223,8 +223,8 @@ def check(run, name):
 def build(run):
     """Builds all test programs; returns their paths by target name, or None."""
     started = time.monotonic()
-    say(f"== build: cargo test {' '.join(FEATURES)} --no-run --lib --bins --tests")
-    command = ["cargo", "test", *FEATURES, "--no-run", "--lib", "--bins", "--tests", "--message-format=json-render-diagnostics"]
+    say(f"== build: cargo build {' '.join(FEATURES)} --lib --bins --tests")
+    command = ["cargo", "build", *FEATURES, "--lib", "--bins", "--tests", "--message-format=json-render-diagnostics"]
     programs = {}
 
     def on_line(line, log):

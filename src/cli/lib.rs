@@ -6,11 +6,16 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
 //! needs it.
 
+// A build with fewer features may omit the users of an item.
+#![cfg_attr(
+    not(all(feature = "csi", feature = "mcp", feature = "remote")),
+    allow(dead_code, unused_imports)
+)]
+
 mod agent;
 mod audit;
 mod bisect;
 mod branch;
-#[cfg(feature = "browse")]
 mod browse;
 mod caches;
 mod checkpoint;
@@ -68,6 +73,7 @@ mod retention_preview;
 mod rewind;
 mod run;
 mod run_at;
+mod satellite;
 mod serve;
 mod serving;
 mod show;
@@ -245,8 +251,7 @@ verbs! {
     Pin(pin),
     Show(show),
     Diff(diff),
-    #[cfg(feature = "browse")]
-    Browse(browse),
+        Browse(browse),
     #[command(visible_alias = "rollback")]
     Restore(restore),
     Rewind(rewind),
@@ -392,7 +397,6 @@ fn goes_on(verb: &Verb) -> bool {
         Verb::Daemon(_) => true,
         #[cfg(feature = "remote")]
         Verb::RemoteReader(_) => true,
-        #[cfg(feature = "browse")]
         Verb::Browse(_) => true,
         #[cfg(feature = "mcp")]
         Verb::Mcp(_) => true,

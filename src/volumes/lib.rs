@@ -28,6 +28,7 @@
 pub mod bind;
 mod claims;
 mod clones;
+#[cfg(feature = "csi")]
 pub mod csi;
 mod dirs;
 mod files;

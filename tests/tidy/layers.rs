@@ -4,9 +4,11 @@ use super::code::{code_of, line_of, words};
 use super::{expect_none, files, read};
 
 /// The crates in `src/`, lowest first, each with the crates that it may depend on.
-const CRATES: [(&str, &[&str]); 11] = [
+const CRATES: [(&str, &[&str]); 13] = [
     ("sys", &[]),
     ("api", &["sys"]),
+    ("ui", &["sys", "api"]),
+    ("browse", &["sys", "api", "ui"]),
     ("store", &["sys", "api"]),
     ("core", &["sys", "api", "store"]),
     ("transfer", &["sys", "api", "store", "core"]),
@@ -20,7 +22,7 @@ const CRATES: [(&str, &[&str]); 11] = [
     (
         "cli",
         &[
-            "sys", "api", "store", "core", "transfer", "fuse", "daemon", "remote", "volumes",
+            "sys", "api", "store", "core", "transfer", "fuse", "daemon", "remote", "volumes", "ui",
         ],
     ),
     // The program.
@@ -37,10 +39,10 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("rayon_core", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
     ("parking_lot", &["src/sys"]),
-    ("clap", &["src/cli", "src/main.rs"]),
-    ("clap_complete", &["src/cli", "src/main.rs"]),
+    ("clap", &["src/cli", "src/ui", "src/browse"]),
+    ("clap_complete", &["src/cli"]),
     ("clap_mangen", &["src/cli"]),
-    ("indicatif", &["src/cli", "src/main.rs"]),
+    ("indicatif", &["src/ui"]),
     ("jsonc_parser", &["src/cli/agent"]),
     ("toml_edit", &["src/core", "src/remote"]),
     ("globset", &["src/core"]),
@@ -58,7 +60,7 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("prost", &["src/volumes/csi"]),
     ("prost_types", &["src/volumes/csi"]),
     ("protox", &["src/volumes/build.rs"]),
-    ("ratatui", &["src/cli/browse"]),
+    ("ratatui", &["src/browse"]),
     ("rmcp", &["src/cli/mcp"]),
     (
         "tokio",

@@ -63,7 +63,7 @@ fn targets() -> Vec<(PathBuf, bool)> {
         .to_vec();
     for manifest in files("src", "toml") {
         let dir = manifest.parent().unwrap();
-        found.extend(["lib.rs", "build.rs"].map(|name| (dir.join(name), false)));
+        found.extend(["lib.rs", "main.rs", "build.rs"].map(|name| (dir.join(name), false)));
     }
     for dir in ["tests", "benches"] {
         for path in files(dir, "rs") {

@@ -44,12 +44,15 @@ impl CliCommand {
         format!("ckptfs {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs the command in the tree at `root`. Returns whether it succeeded, and its output.
+    /// Runs the command in the tree at `root`, with the `ckptfs` next to this program. Returns
+    /// whether it succeeded, and its output.
     ///
     /// # Errors
-    /// This program cannot be executed.
+    /// It cannot be executed.
     pub fn run(&self, root: &Path) -> VerbResult<(bool, Vec<String>)> {
-        let program = std::env::current_exe().on("this program")?;
+        let program = std::env::current_exe()
+            .on("this program")?
+            .with_file_name("ckptfs");
         let ran = Command::new(program)
             .arg("-C")
             .arg(root)

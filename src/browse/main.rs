@@ -1,7 +1,7 @@
-//! `ckptfs browse`: a full-screen browser of the history.
+//! `ckptfs-browse`: a full-screen browser of the history, which `ckptfs browse` runs.
 //!
-//! Reads use the same code as the other verbs ([`history`]). Modifications run this program with
-//! the verb that a user would type ([`cli_command`]), so both behave identically, and display its
+//! Reads use the same code as the other verbs ([`history`]). Modifications run `ckptfs` with the
+//! verb that a user would type ([`cli_command`]), so both behave identically, and display its
 //! output.
 
 mod app;
@@ -12,16 +12,18 @@ mod keys;
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Parser;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use self::app::App;
 use self::history::History;
-use ckptfs_api::{Code, VerbResult};
-use ckptfs_ui::context::Context;
-use ckptfs_ui::error::{Failure, Outcome, hinted};
+use ckptfs_api::{Code, VerbResult, hinted};
+use ckptfs_ui::error::{Failure, Outcome};
 use ckptfs_ui::locate;
+use ckptfs_ui::output::{Color, Out};
 use ckptfs_ui::tree_path::in_tree;
 
 /// The selection is read after this time without a key press, so scrolling does not wait for reads.
@@ -29,18 +31,32 @@ const REST: Duration = Duration::from_millis(40);
 /// The newest checkpoint is requested again after this time without a key press.
 const REFRESH: Duration = Duration::from_secs(2);
 
-/// Browse checkpoints, their changes and past files in the terminal, and restore them
-///
-/// `?` shows the keys.
-#[derive(Debug, clap::Args)]
-pub struct Args {
+/// Browse checkpoints; `ckptfs browse` runs this program
+#[derive(Debug, Parser)]
+#[command(name = "ckptfs-browse", version)]
+struct Args {
+    /// Run as if started in DIR
+    #[arg(short = 'C', value_name = "DIR")]
+    change_dir: Option<PathBuf>,
+    /// Print an error as JSON
+    #[arg(long)]
+    json: bool,
     /// Show the versions of this file or directory first; relative to the working directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }
 
-pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let served = locate::served(context.dir())?;
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let out = Out::new(args.json, Color::Auto);
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(&out),
+    }
+}
+
+fn run(args: Args) -> Outcome {
+    let served = locate::served(args.change_dir.as_deref())?;
     let path = args
         .path
         .map(|path| in_tree(&served.root, &served.cwd, &path))
