@@ -11,7 +11,7 @@ pub struct PromptQuery;
 /// The reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptStatus {
-    /// The tree's base, as [`super::api::Status::base`].
+    /// The tree's base, as [`crate::Status::base`].
     pub base: Option<CheckpointId>,
     /// The tree differs from it. After many changes, reverted ones count as well as others.
     pub changed: bool,

@@ -1,6 +1,6 @@
 //! The engine: the only facade of the live tree and its history.
 //!
-//! It has two interfaces in plain types: [`request::Service`] for the kernel and [`verb::Verb`] for
+//! It has two interfaces in plain types: [`request::Service`] for the kernel and [`verb::Execute`] for
 //! clients. The node's number routes a request to the live tree, to a view, or to `.snapshots`
 //! itself.
 //!

@@ -13,7 +13,7 @@ use ckptfs_store::layout::Layout;
 use ckptfs_store::record::{CheckpointState, Record};
 use ckptfs_store::{self as store, StoreError};
 
-/// The checkpoints of a store, read once. [`super::verb::Verb::read`] uses it; all other verbs need
+/// The checkpoints of a store, read once. [`super::verb::Execute::read`] uses it; all other verbs need
 /// a mount or [`super::check`].
 pub struct Offline {
     /// Oldest first.

@@ -1,7 +1,7 @@
 //! The last `gc`, the last pushes, and the size of the history.
 //!
 //! In memory, since the start of the daemon. The operations also have the last push, because the
-//! newest checkpoint in a remote is pinned ([`push_pin`]).
+//! newest checkpoint in a remote is pinned ([`ckptfs_api::push_pin`]).
 
 use std::collections::BTreeMap;
 

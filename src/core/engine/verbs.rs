@@ -21,7 +21,7 @@ use ckptfs_api::{
 /// Executes requests; implemented by the engine.
 pub trait RequestHandler: Send + Sync {
     /// # Errors
-    /// As [`Verb::run`].
+    /// As [`Execute::run`].
     fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer>;
 }
 
