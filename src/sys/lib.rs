@@ -24,6 +24,9 @@
 //! Code shared by the systems is in this directory. `linux/` and `macos/` are two modules with the
 //! same functions.
 
+// Some functions have users on Linux only.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
+
 mod args;
 mod copy;
 mod data;
