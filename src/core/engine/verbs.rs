@@ -9,10 +9,12 @@ use super::undo::Undoer;
 use super::verb::{Execute, execute};
 use crate::engine::checkpoint_info::checkpoint_info;
 use crate::history::state::TreeState;
+#[cfg(debug_assertions)]
+use ckptfs_api::Fault;
 use ckptfs_api::{
     Answer, AuditEvent, ByProcess, Cancel, Change, ChangeTags, CheckpointInfo, CheckpointOptions,
     Compare, CompareByProcess, DedupOptions, DedupReport, Delete, DuOptions, DuReport, ExportAsk,
-    ExportPart, Fault, GcOptions, GcReport, GetStats, GetStatus, ImportAsk, ImportPart, ListAudit,
+    ExportPart, GcOptions, GcReport, GetStats, GetStatus, ImportAsk, ImportPart, ListAudit,
     ListCheckpoints, ListOperations, ListVersions, OnlyBy, OperationInfo, PinCheckpoint, Query,
     Reason, Request, RestoreOptions, Restored, RestoredOnly, ShowCheckpoint, Stats, Status,
     UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,

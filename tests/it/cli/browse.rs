@@ -188,3 +188,20 @@ fn without_a_terminal_it_says_what_to_type() {
     );
     sandbox.ckptfs(&["umount", "p"]).ok();
 }
+
+#[test]
+fn a_browser_that_is_not_installed_is_named() {
+    let sandbox = mounted();
+    let alone = sandbox.path.join("ckptfs-alone");
+    std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &alone).expect("copy");
+    let mut command = sandbox.hermetic(alone.to_str().expect("a path"), "");
+    command.args(["-C", "p", "browse"]);
+    let ran = sandbox.run(command);
+    assert_eq!(ran.code, 1, "{}", ran.err());
+    assert!(
+        ran.err().contains("ckptfs-browse is not installed"),
+        "{}",
+        ran.err()
+    );
+    sandbox.ckptfs(&["umount", "p"]).ok();
+}
