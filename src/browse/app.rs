@@ -1,5 +1,7 @@
 //! State of the screen and the selection.
 
+use std::path::PathBuf;
+
 use super::cli_command::CliCommand;
 use super::history::{BrowseEntry, History, PAGE, label};
 use ckptfs_api::{
@@ -84,6 +86,8 @@ impl ListState {
 /// State of the screen.
 pub struct App {
     pub history: History,
+    /// The program that executes other verbs.
+    pub program: PathBuf,
     pub rows: Vec<CheckpointRow>,
     pub row: ListState,
     /// The path whose versions the rows list, if any.
@@ -114,9 +118,10 @@ impl App {
     ///
     /// # Errors
     /// Those of the daemon.
-    pub fn new(history: History, path: Option<TreePath>) -> VerbResult<App> {
+    pub fn new(history: History, program: PathBuf, path: Option<TreePath>) -> VerbResult<App> {
         let mut app = App {
             history,
+            program,
             rows: Vec::new(),
             row: ListState::default(),
             versions_of: path,

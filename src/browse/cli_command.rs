@@ -44,15 +44,12 @@ impl CliCommand {
         format!("ckptfs {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs the command in the tree at `root`, with the `ckptfs` next to this program. Returns
-    /// whether it succeeded, and its output.
+    /// Runs the command with `program` in the tree at `root`. Returns whether it succeeded, and its
+    /// output.
     ///
     /// # Errors
-    /// It cannot be executed.
-    pub fn run(&self, root: &Path) -> VerbResult<(bool, Vec<String>)> {
-        let program = std::env::current_exe()
-            .on("this program")?
-            .with_file_name("ckptfs");
+    /// The program cannot be executed.
+    pub fn run(&self, program: &Path, root: &Path) -> VerbResult<(bool, Vec<String>)> {
         let ran = Command::new(program)
             .arg("-C")
             .arg(root)

@@ -211,7 +211,7 @@ fn versions(app: &mut App) -> VerbResult<()> {
 
 /// Displays the dry run of a command and asks for a confirmation.
 fn confirm(app: &mut App, deed: CliCommand) -> VerbResult<()> {
-    let (can, would) = deed.dry().run(app.history.root())?;
+    let (can, would) = deed.dry().run(&app.program, app.history.root())?;
     app.popup = Some(if can {
         Popup::Confirm { deed, would }
     } else {
@@ -222,7 +222,7 @@ fn confirm(app: &mut App, deed: CliCommand) -> VerbResult<()> {
 
 /// Runs a command and displays its output.
 fn carry_out(app: &mut App, deed: &CliCommand) -> VerbResult<()> {
-    let (done, mut told) = deed.run(app.history.root())?;
+    let (done, mut told) = deed.run(&app.program, app.history.root())?;
     match told.pop() {
         None => app.said = deed.shown(),
         Some(only) if done && told.is_empty() => app.said = only,

@@ -35,6 +35,9 @@ const REFRESH: Duration = Duration::from_secs(2);
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs-browse", version)]
 struct Args {
+    /// The program that executes other verbs
+    #[arg(long, value_name = "FILE", default_value = "ckptfs")]
+    program: PathBuf,
     /// Run as if started in DIR
     #[arg(short = 'C', value_name = "DIR")]
     change_dir: Option<PathBuf>,
@@ -69,7 +72,7 @@ fn run(args: Args) -> Outcome {
         )
         .into());
     }
-    let mut app = App::new(History::new(served), path)?;
+    let mut app = App::new(History::new(served), args.program, path)?;
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
     let ended = browse(&mut app, &mut terminal);
     ratatui::restore();

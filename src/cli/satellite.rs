@@ -1,14 +1,13 @@
-//! Satellites: programs next to this one that have some of its verbs, so that most processes are
-//! small and a verb's dependencies are built only where it is installed.
+//! Satellites: programs next to this one that execute some of its verbs. A process of another verb
+//! stays small, and the dependencies of a satellite are built only where it is wanted.
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use super::launch;
-use ckptfs_api::{Code, ErrorContext, VerbResult, hinted};
+use ckptfs_api::{Code, ErrorContext, VerbResult, error, hinted};
 use ckptfs_ui::context::Context;
-use ckptfs_ui::error::Outcome;
+use ckptfs_ui::error::{Failure, Outcome};
 
 /// Directory of satellites that are not next to the program, relative to that of the program.
 const LIBEXEC: &str = "../libexec/ckptfs";
@@ -22,7 +21,8 @@ fn find(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns the command of a satellite with the options of all verbs.
+/// Returns the command of a satellite, with the options of all verbs and the path of this program,
+/// which it runs for other verbs.
 ///
 /// # Errors
 /// `tool-missing`: it is not installed.
@@ -31,10 +31,11 @@ pub fn command(name: &str, context: &Context) -> VerbResult<Command> {
         hinted(
             Code::ToolMissing,
             format!("ckptfs-{name} is not installed"),
-            format!("to build and install it: cargo install --path src/{name}; releases have it next to ckptfs"),
+            "in a checkout of ckptfs, as root: make install",
         )
     })?;
     let mut command = Command::new(program);
+    command.arg("--program").arg(launch::program());
     if let Some(dir) = context.dir() {
         command.arg("-C").arg(dir);
     }
@@ -44,12 +45,17 @@ pub fn command(name: &str, context: &Context) -> VerbResult<Command> {
     Ok(command)
 }
 
-/// Replaces this process by a satellite.
+/// Runs a satellite and returns its exit status. This process waits, because a volume may be
+/// mounted for the duration of the verb (`--volume`).
 ///
 /// # Errors
-/// Those of execve(2).
+/// The exit status, if it is not 0. `tool-failed`: a signal ended it. Those of execve(2).
 pub fn run(mut command: Command) -> Outcome {
-    let cause = command.exec();
-    Err(cause).on(command.get_program().to_string_lossy())?;
-    Ok(())
+    let name = command.get_program().to_string_lossy().into_owned();
+    let ended = command.status().on(&name)?;
+    match ended.code().map(u8::try_from) {
+        Some(Ok(0)) => Ok(()),
+        Some(Ok(status)) => Err(Failure::Status(status)),
+        _ => Err(error(Code::ToolFailed, format!("{name} ended: {ended}")).into()),
+    }
 }

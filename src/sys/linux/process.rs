@@ -119,16 +119,21 @@ pub fn process_session(pid: u32) -> SysResult<i32> {
     field(&stat, 6).ok_or(Errno::EIO)
 }
 
-/// Returns whether a process runs a program with the file name of this program, even after the file
-/// was replaced (`/proc/PID/exe`, proc_pid_exe(5)). It accesses no filesystem of the other process.
-/// An unrelated program can have this name.
+/// Returns whether a process runs a program with the file name of this program, alone or followed by
+/// `-` as that of a satellite (`ckptfs-browse`), even after the file was replaced (`/proc/PID/exe`,
+/// proc_pid_exe(5)). It accesses no filesystem of the other process. An unrelated program can have
+/// such a name.
 pub fn runs_our_program(pid: u32) -> bool {
     let program = |pid: &str| {
         let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
         let name = path.file_name()?.as_bytes();
         Some(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
     };
-    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
+    let (Some(ours), Some(its)) = (program("self"), program(&pid.to_string())) else {
+        return false;
+    };
+    its.strip_prefix(ours.as_slice())
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"-"))
 }
 
 /// Returns the name of a process or thread in the kernel: up to 15 bytes, chosen by itself, with

@@ -1,6 +1,7 @@
 //! `ckptfs browse`, in a terminal provided by tmux.
 
 use std::fs::File;
+use std::path::Path;
 use std::time::Duration;
 
 use super::support::Sandbox;
@@ -81,6 +82,17 @@ fn mounted() -> Sandbox {
     sandbox
 }
 
+/// Copies the program and the browser to where `make install` puts them, below `usr`.
+fn install(sandbox: &Sandbox) {
+    let ours = Path::new(env!("CARGO_BIN_EXE_ckptfs"));
+    let usr = sandbox.path.join("usr");
+    for (from, to) in [("ckptfs", "bin"), ("ckptfs-browse", "libexec/ckptfs")] {
+        let dir = usr.join(to);
+        std::fs::create_dir_all(&dir).expect("mkdir");
+        std::fs::copy(ours.with_file_name(from), dir.join(from)).expect("copy");
+    }
+}
+
 fn content(sandbox: &Sandbox, path: &str) -> Option<String> {
     std::fs::read_to_string(sandbox.path.join(path)).ok()
 }
@@ -92,7 +104,8 @@ fn what_each_checkpoint_changed_is_seen_and_a_file_comes_back() {
         return;
     }
     let sandbox = mounted();
-    let terminal = Terminal::start(&sandbox, "ckptfs -C p browse");
+    install(&sandbox);
+    let terminal = Terminal::start(&sandbox, "usr/bin/ckptfs -C p browse");
     terminal.shows(&["live", "third", "second", "first", "0 changes"]);
     // Two down: the second checkpoint, its changes, and their patch.
     terminal

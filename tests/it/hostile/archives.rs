@@ -156,6 +156,12 @@ fn nor_does_it_where_no_mount_can_be_copied(v: Variant) {
     );
     let said = try_run_limited(&mut script(UNPACK, &aside, &root), 120).unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout), "", "{said:?}");
+    // A satellite is one of ours.
+    let said = rig.mount.run(&["browse"]);
+    assert!(
+        String::from_utf8_lossy(&said.stderr).contains("needs a terminal"),
+        "{said:?}"
+    );
     rig.mount.ok(&["config", "set", "retention.keep-last", "5"]);
     rig.mount.umount();
     rig.mount.remount();

@@ -42,6 +42,11 @@ fn every_verb_acts_on_a_volume() {
         rig.ok(&["--volume", "v", "log"])
             .contains("before the upgrade")
     );
+    // A program of its own, which needs the volume until it ends.
+    assert!(
+        rig.refused(&["--volume", "v", "browse"])
+            .contains("browse needs a terminal")
+    );
     assert!(
         rig.refused(&["--volume", "w", "log"])
             .contains("no such volume: w")
