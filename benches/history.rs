@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
-use ckptfs_api::Reason;
+use ckptfs_api::{CheckpointId, Epoch, Reason};
 use ckptfs_core::history::attribution::Author;
 use ckptfs_core::history::present::{LiveTree, Trail};
 use ckptfs_core::history::state::TreeState;
 use ckptfs_core::history::timeline::Timeline;
 use ckptfs_core::history::view::View;
-use ckptfs_store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Record, Undo};
 use ckptfs_sys::{Errno, Kind, SysResult, Xattrs};
 use empty::store;

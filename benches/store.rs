@@ -10,8 +10,8 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
-use ckptfs_api::Reason;
-use ckptfs_store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs_api::{CheckpointId, Epoch, Reason};
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{Checkpoint, Child, Key, Place, Record, Undo};
 use ckptfs_store::{Batch, Store};
 use ckptfs_sys::Kind;

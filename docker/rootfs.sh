@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts the program and what it needs to run into an empty directory, which is then all there is in an image or a plugin.
+# Puts the program, the satellites next to it, and what they need to run into an empty directory, which is then all there is in an image or a plugin.
 #
 #   rootfs.sh BINARY DIR
 #
@@ -10,7 +10,12 @@ binary=$1 root=$2
 mkdir -p "$root/usr/bin" "$root/proc" "$root/sys" "$root/dev" "$root/run/docker/plugins" "$root/tmp" "$root/etc" "$root/var/lib/ckptfs/volumes" "$root/mnt/volumes"
 chmod 1777 "$root/tmp"
 # Line tables for backtraces are most of the file, and stay where it was built.
-strip --strip-debug -o "$root/usr/bin/ckptfs" "$binary" 2>/dev/null || cp "$binary" "$root/usr/bin/ckptfs"
+put() {
+    strip --strip-debug -o "$2" "$1" 2>/dev/null || cp "$1" "$2"
+}
+put "$binary" "$root/usr/bin/ckptfs"
+satellite=${binary%/*}/ckptfs-browse
+[ ! -f "$satellite" ] || put "$satellite" "$root/usr/bin/ckptfs-browse"
 echo 'root:x:0:0::/:/usr/bin/ckptfs' >"$root/etc/passwd"
 # /etc/mtab is asked by libraries for what is mounted.
 ln -sf /proc/self/mounts "$root/etc/mtab"

@@ -43,13 +43,14 @@ use self::writer::{builder, finish};
 use super::Address;
 use super::at;
 use super::error::{StoreError, StoreResult};
-use super::ids::{Epoch, Name, Slot};
+use super::ids::{Name, Slot};
 use super::index::{Run, RunCursor, RunSource};
 use super::journal::codec::{
     PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name,
 };
 use super::layout::Layout;
 use super::record::{AttrState, Child, Key, Undo};
+use ckptfs_api::Epoch;
 use ckptfs_sys::{Kind, Xattrs, host};
 
 const NAME: &str = "baseline";

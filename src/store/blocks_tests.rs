@@ -3,8 +3,8 @@
 use std::os::unix::fs::FileExt;
 
 use super::*;
-use crate::ids::Epoch;
 use crate::layout::Layout;
+use ckptfs_api::Epoch;
 
 const BLOCK: usize = BLOCK_BYTES_MIN as usize;
 

@@ -13,14 +13,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use ckptfs_api::{CheckpointId, DamageKind};
+use ckptfs_api::{CheckpointId, DamageKind, Epoch};
 
 mod finding;
 
 pub use self::finding::{Finding, journal_finding};
 use super::baseline::Baseline;
 use super::error::{StoreError, StoreResult};
-use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
+use super::ids::{ObjectId, ObjectOrigin, Slot};
 use super::index::{Index, IndexDifference};
 use super::journal::Journal;
 use super::layers::{self, Layers};

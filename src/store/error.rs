@@ -3,7 +3,7 @@
 use std::io;
 
 use super::ids::Address;
-use super::ids::Epoch;
+use ckptfs_api::Epoch;
 use ckptfs_sys::Errno;
 
 /// The result of a store operation.

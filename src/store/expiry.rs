@@ -21,12 +21,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::ids::Epoch;
 use super::journal::Address;
 use super::lineage::Lineage;
 use super::operation::UndoStacks;
 use super::record::{Record, range_of};
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 
 /// Items to forget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
+use super::ids::{ObjectId, ObjectOrigin, Slot};
 use super::{layers, layout};
+use ckptfs_api::Epoch;
 use ckptfs_testkit::{config, spelled};
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_api::Epoch;
 
 /// Number of an inode of the live tree: the backing filesystem's inode number, and 1 for the root
 /// of the tree.

@@ -32,9 +32,10 @@ use rustix::fs::OFlags;
 use super::at;
 use super::error::{StoreError, StoreResult};
 use super::hash::{Hash, HashPool, hash_file};
-use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
+use super::ids::{ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
 use super::reserve::Reserve;
+use ckptfs_api::Epoch;
 use ckptfs_sys::lock::{Mutex, Rank, RwLock};
 use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 

@@ -7,12 +7,12 @@ use std::collections::{HashMap, HashSet};
 use super::Store;
 use super::error::StoreResult;
 use super::expiry::{ExpiredItems, ExpiryScan};
-use super::ids::{Epoch, ObjectId, Slot};
+use super::ids::{ObjectId, Slot};
 use super::index::{Batch, Index, RetentionNeeds};
 use super::journal::{Address, Journal, PackDecision};
 use super::layers::Layers;
 use super::record::{ObjectHash, Record, Undo};
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 use ckptfs_sys as sys;
 
 /// A segment being written with more bytes than this is closed, to be packed after a deletion.

@@ -9,13 +9,13 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use ckptfs_api::{Actor, CheckpointId, Reason};
+use ckptfs_api::{Actor, CheckpointId, Epoch, Reason};
 
 mod processes;
 
 pub use self::processes::{NameTouch, Process, ProcessChange, ProcessNumber};
 use super::Address;
-use super::ids::{Epoch, Name, ObjectId, Slot};
+use super::ids::{Name, ObjectId, Slot};
 use super::operation::Operation;
 use ckptfs_sys::{Kind, Stat, Xattrs};
 

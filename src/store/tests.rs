@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use super::ids::{CheckpointId, Epoch, Name, Slot};
+use super::ids::{Name, Slot};
 use super::record::{Checkpoint, Key, Undo};
 use super::*;
-use ckptfs_api::Reason;
+use ckptfs_api::{CheckpointId, Epoch, Reason};
 
 pub mod made;
 

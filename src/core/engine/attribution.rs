@@ -18,10 +18,10 @@ use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::history::writers::{ChangeWriter, WriterSet, Writers};
 use ckptfs_api::{
-    Actor, ByProcess, Change, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, REWIND_PROCESS,
-    SharedPath, StateName, TreePath, UNDO_PROCESS, VerbError, VerbResult,
+    Actor, ByProcess, Change, ChangeBy, CheckpointId, OnlyBy, OpenAtCut, OpenFile, ProcessInfo,
+    REWIND_PROCESS, SharedPath, StateName, TreePath, UNDO_PROCESS, VerbError, VerbResult,
 };
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_store::ids::Slot;
 use ckptfs_store::record::{Process, Record};
 use ckptfs_sys::{self as sys, Errno, SysResult};
 

@@ -2,9 +2,8 @@
 //! or inserted record is detected.
 
 use super::error;
-use ckptfs_api::{Actor, AuditEvent, AuditKind, Reason, TreePath, VerbResult};
+use ckptfs_api::{Actor, AuditEvent, AuditKind, CheckpointId, Reason, TreePath, VerbResult};
 use ckptfs_store::StoreResult;
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::journal::Journal;
 use ckptfs_store::record::{Checkpoint, Record};
 

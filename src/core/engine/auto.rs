@@ -17,8 +17,7 @@ use super::tripwire::Tripwire;
 use super::worker::Worker;
 use crate::history::state::TreeState;
 use crate::live::Live;
-use ckptfs_api::{Actor, CheckpointOptions, Code, Reason, Trigger};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{Actor, CheckpointId, CheckpointOptions, Code, Reason, Trigger};
 use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{self as sys, SysResult};
 

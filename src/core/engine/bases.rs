@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 use super::error::{self, Code, hinted};
 use crate::live::Live;
 use ckptfs_api::display::word;
-use ckptfs_api::{VerbError, VerbResult};
+use ckptfs_api::{CheckpointId, VerbError, VerbResult};
 use ckptfs_store::StoreError;
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::layout::branches::Registry;
 use ckptfs_store::layout::merges::MergeInto;
 

@@ -14,8 +14,7 @@ use super::request::{
 };
 use super::requester::Requester;
 use super::{Config, Engine};
-use ckptfs_api::{Actor, CheckpointOptions, RestoreOptions, StateName};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{Actor, CheckpointId, CheckpointOptions, RestoreOptions, StateName};
 use ckptfs_sys::{Errno, Kind, SysResult, open_flags};
 
 /// O_RDWR.

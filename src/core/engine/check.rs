@@ -15,11 +15,12 @@ use super::error;
 use super::runs::{PART_TIME, SlicedRuns};
 use crate::live::Live;
 use ckptfs_api::{
-    Damage, DamageKind, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions,
+    CheckpointId, Damage, DamageKind, StateName, TreePath, VerbError, VerbResult, Verified,
+    VerifyOptions,
 };
 use ckptfs_store::baseline::Baseline;
 use ckptfs_store::check::{Check, Finding, Version};
-use ckptfs_store::ids::{Address, CheckpointId, ObjectOrigin};
+use ckptfs_store::ids::{Address, ObjectOrigin};
 use ckptfs_store::index::{Index, RebuildReason};
 use ckptfs_store::journal::Journal;
 use ckptfs_store::layers::Layers;

@@ -17,10 +17,10 @@ use crate::history::attribution::NumberedProcess;
 use crate::live::Freeze;
 use crate::live::Live;
 use ckptfs_api::{
-    Actor, CheckpointInfo, CheckpointOptions, Reason, SlowFile, TreePath, VerbError, VerbResult,
-    microseconds,
+    Actor, CheckpointId, CheckpointInfo, CheckpointOptions, Reason, SlowFile, TreePath, VerbError,
+    VerbResult, microseconds,
 };
-use ckptfs_store::ids::{CheckpointId, ObjectId, Slot};
+use ckptfs_store::ids::{ObjectId, Slot};
 use ckptfs_store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use ckptfs_store::operation::OperationEffect;
 use ckptfs_store::record::{Checkpoint, CheckpointState, INCOMPLETE_PREFIX, Record, is_tag};

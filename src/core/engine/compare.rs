@@ -11,8 +11,9 @@ use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::live::Live;
-use ckptfs_api::{Change, ChangeKind, StateName, TreePath, VerbError, VerbResult, Why};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{
+    Change, ChangeKind, CheckpointId, StateName, TreePath, VerbError, VerbResult, Why,
+};
 use ckptfs_store::record::CheckpointState;
 use ckptfs_sys::lock::Mutex;
 use ckptfs_sys::{Errno, Kind, SysResult};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 use ckptfs_sys::lock::Mutex;
 
 /// Limit of pairs; those of the newest checkpoints are kept. About 50 bytes each.

@@ -7,8 +7,7 @@ use super::gc::GarbageCollector;
 use super::runs::{PART_TIME, go_on};
 use super::space::SpaceUsage;
 use crate::history::version_census::Census;
-use ckptfs_api::{DuOne, DuOptions, DuReport, VerbResult};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, DuOne, DuOptions, DuReport, VerbResult};
 
 impl GarbageCollector {
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {

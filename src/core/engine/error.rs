@@ -6,10 +6,9 @@ use std::path::Path;
 use strsim::levenshtein;
 
 use crate::history::select::SelectError;
-use ckptfs_api::TreePath;
 use ckptfs_api::display::{count, word};
+use ckptfs_api::{CheckpointId, TreePath};
 pub use ckptfs_api::{Code, VerbError, error, hinted, io_error, not_exact};
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_sys::Errno;
 
 /// Longer names are not compared for suggestions.

@@ -14,10 +14,9 @@ use crate::history::select::parse_time;
 use crate::history::state::TreeState;
 use crate::history::versions::{Version, VersionChange, VersionQuery};
 use ckptfs_api::{
-    Actor, ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbResult, VersionInfo,
-    VersionKind,
+    Actor, ChangeKind, CheckpointId, CheckpointInfo, Query, Retag, StateName, TreePath, VerbResult,
+    VersionInfo, VersionKind,
 };
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::journal::codec::TAGS_MAX;
 use ckptfs_store::operation::{OperationEffect, TagChange};
 use ckptfs_store::record::{CheckpointState, Record};

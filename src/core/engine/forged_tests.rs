@@ -17,12 +17,12 @@ use super::{Config, Engine};
 use crate::history::present::Trail;
 use crate::history::state::TreeState;
 use ckptfs_api::{
-    Actor, Compare, CompareByProcess, DuOptions, ExportAsk, GcOptions, GetStatus, ListAudit,
-    ListOperations, ListVersions, Query, Reason, Request, RestoreOptions, ShowCheckpoint,
-    StateName, TreePath, UndoOptions, UndoWalk, VerbResult, VerifyOptions,
+    Actor, CheckpointId, Compare, CompareByProcess, DuOptions, Epoch, ExportAsk, GcOptions,
+    GetStatus, ListAudit, ListOperations, ListVersions, Query, Reason, Request, RestoreOptions,
+    ShowCheckpoint, StateName, TreePath, UndoOptions, UndoWalk, VerbResult, VerifyOptions,
 };
 use ckptfs_store::Store;
-use ckptfs_store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use ckptfs_store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use ckptfs_store::operation::{Operation, OperationEffect};
 use ckptfs_store::record::{
     AttrState, Checkpoint, Child, DataState, Dropped, ObjectHash, Place, ProcessChange, Record,

@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::gc::GarbageCollector;
 use super::request::Caller;
 use super::settings::Settings;
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 use ckptfs_store::record::CheckpointState;
 use ckptfs_sys::{self as sys, Errno, SysResult};
 

@@ -51,9 +51,10 @@ use super::requester::Requester;
 use crate::history::state::TreeState;
 use crate::history::timeline::RecoveryState;
 use ckptfs_api::{
-    Actor, Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbError, VerbResult,
+    Actor, Change, ChangeKind, CheckpointId, RestoreOptions, Restored, Times, TreePath, VerbError,
+    VerbResult,
 };
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_store::ids::Slot;
 use ckptfs_store::record::Record;
 use ckptfs_sys::lock::MutexGuard;
 use ckptfs_sys::{self as sys, Errno, Kind, SysResult};

@@ -4,8 +4,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::settings::Settings;
-use ckptfs_api::{GcOptions, Retention, Rule};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, GcOptions, Retention, Rule};
 
 /// Returns the configured rules.
 pub fn configured(settings: &Settings) -> Retention {

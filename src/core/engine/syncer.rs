@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::durable::SyncPace;
 use crate::history::timeline::Timeline;
 use crate::live::Live;
+use ckptfs_api::Epoch;
 use ckptfs_store::Address;
-use ckptfs_store::ids::Epoch;
 use ckptfs_sys as sys;
 
 /// Interval between rounds.

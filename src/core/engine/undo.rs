@@ -17,10 +17,9 @@ use super::restore::stale::RestoreRequest;
 use super::upkeep::rfc3339;
 use crate::history::operations::{OperationStatus, Walk};
 use ckptfs_api::{
-    Actor, OperationInfo, OperationKind, RestoreOptions, Restored, StateName, TagsChanged, Times,
-    TreePath, UndoOptions, UndoWalk, Undone, UndoneStep, VerbError, VerbResult,
+    Actor, CheckpointId, OperationInfo, OperationKind, RestoreOptions, Restored, StateName,
+    TagsChanged, Times, TreePath, UndoOptions, UndoWalk, Undone, UndoneStep, VerbError, VerbResult,
 };
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::journal::codec::TAGS_MAX;
 use ckptfs_store::operation::{BY_RULE, Operation, OperationEffect, TagChange};
 use ckptfs_store::record::CheckpointState;

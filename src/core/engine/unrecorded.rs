@@ -15,8 +15,7 @@ use crate::history::diff::ordered;
 use crate::history::present::Trail;
 use crate::history::state::TreeState;
 use crate::history::view::KnownListing;
-use ckptfs_api::{Change, TreePath, Why};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{Change, CheckpointId, TreePath, Why};
 use ckptfs_sys::{Errno, Kind, SysResult};
 
 impl Engine {

@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 use super::append::Appender;
 use super::catalogue::Catalogue;
+use ckptfs_api::CheckpointId;
 use ckptfs_store::ExpiredItems;
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::record::Record;
 use ckptfs_sys::lock::RwLock;
 use ckptfs_sys::{self as sys, ClockWatch, Time};

@@ -8,7 +8,8 @@ use super::present::LiveTree;
 use super::state::TreeState;
 use super::timeline::Timeline;
 use super::view::View;
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::Slot;
 use ckptfs_store::record::Place;
 use ckptfs_store::reserve::Reserve;
 

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::tags::Tags;
-use ckptfs_api::Reason;
+use ckptfs_api::{CheckpointId, Reason};
 use ckptfs_store::Address;
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::lineage::Lineage;
 use ckptfs_store::record::{CheckpointState, Record, is_tag};
 

@@ -3,7 +3,8 @@
 use super::append::fault;
 use super::timeline::Timeline;
 use super::version_census::{CaptureRecords, Captured, Census};
-use ckptfs_store::ids::{CheckpointId, Epoch, ObjectId};
+use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_store::ids::ObjectId;
 use ckptfs_sys::{Errno, SysResult};
 
 /// A captured version and the epoch of its record.

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::append::{Appender, fault};
+use ckptfs_api::Epoch;
 use ckptfs_store::Address;
-use ckptfs_store::ids::{Epoch, ObjectId};
+use ckptfs_store::ids::ObjectId;
 use ckptfs_store::record::{ObjectHash, Record};
 use ckptfs_sys::lock::RwLock;
 use ckptfs_sys::{self as sys, SysResult};

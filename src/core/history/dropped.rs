@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::append::{Appender, fault};
 use super::losses::Losses;
-use ckptfs_store::ids::{CheckpointId, Epoch, ObjectId};
+use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_store::ids::ObjectId;
 use ckptfs_store::record::{Dropped, Record, range_of};
 use ckptfs_store::{Address, ExpiredItems};
 use ckptfs_sys::lock::{Mutex, RwLock};

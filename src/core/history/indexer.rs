@@ -17,7 +17,7 @@ use super::epochs::Epochs;
 use super::operations::Operations;
 use super::since::BaselineTracker;
 use super::wake::{HURRY_EPOCHS, Hold, IdleThread};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 use ckptfs_store::{Address, Batch, ExpiredItems, RetentionNeeds, Store, StoreError};
 use ckptfs_sys as sys;
 use ckptfs_sys::lock::Mutex;

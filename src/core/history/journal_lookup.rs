@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::append::fault;
 use super::table::{Answer, Recorded};
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{Key, Place, Record, Undo};
 use ckptfs_store::{Address, Store};
 use ckptfs_sys::SysResult;

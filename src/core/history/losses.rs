@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ckptfs_store::ids::{CheckpointId, ObjectId};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::ObjectId;
 use ckptfs_sys::Kind;
 use ckptfs_sys::lock::Mutex;
 

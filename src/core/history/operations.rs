@@ -12,9 +12,8 @@ use std::sync::Arc;
 
 use super::append::{Appender, asked, fault, now_ns};
 use super::catalogue::Catalogue;
-use ckptfs_api::Actor;
+use ckptfs_api::{Actor, CheckpointId};
 use ckptfs_store::error::CodecError;
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::operation::{BY_RULE, Operation, OperationEffect, UndoStacks};
 use ckptfs_store::record::{CheckpointState, Record};
 use ckptfs_store::{Address, StoreError};

@@ -10,8 +10,8 @@ use std::thread;
 use super::super::attribution::Author;
 use super::super::wake::HURRY_EPOCHS;
 use super::*;
-use ckptfs_api::Reason;
-use ckptfs_store::ids::{CheckpointId, Name};
+use ckptfs_api::{CheckpointId, Reason};
+use ckptfs_store::ids::Name;
 use ckptfs_store::record::Checkpoint;
 
 /// Enough for the index to apply them in many pieces.

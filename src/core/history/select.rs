@@ -16,8 +16,7 @@ use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp, Zoned};
 
 use super::state::TreeState;
-use ckptfs_api::Reason;
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, Reason};
 
 /// The newest automatic checkpoint.
 const AUTO: &str = "auto";

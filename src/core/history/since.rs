@@ -16,7 +16,8 @@ use std::sync::Arc;
 use super::catalogue::Catalogue;
 use super::epochs::Epochs;
 use super::table::Table;
-use ckptfs_store::ids::{Epoch, Name, Slot};
+use ckptfs_api::Epoch;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_sys::lock::Mutex;
 
 /// Maximum number of keys; beyond it the whole tree is walked.
@@ -258,8 +259,8 @@ mod tests {
     use super::*;
     use crate::history::attribution::Author;
     use crate::history::timeline::Timeline;
+    use ckptfs_api::CheckpointId;
     use ckptfs_store::Store;
-    use ckptfs_store::ids::CheckpointId;
     use ckptfs_store::record::{Checkpoint, Place, Record, Undo};
 
     fn close(timeline: &Timeline, id: u64) {

@@ -3,8 +3,7 @@
 use std::ops::Bound;
 
 use super::catalogue::Catalogue;
-use ckptfs_api::Reason;
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, Reason};
 
 /// A tag as a name in `.snapshots`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! States of the tree, which can be read, selected and compared.
 
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 
 /// A state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

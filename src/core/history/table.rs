@@ -5,7 +5,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::attribution::TouchTable;
-use ckptfs_store::ids::{Epoch, Name, Slot};
+use ckptfs_api::Epoch;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use ckptfs_sys::{Errno, SysResult, Xattrs};
 

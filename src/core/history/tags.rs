@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::CheckpointId;
 
 /// Returns the offset of a tag, from 1 to 2^60. Two tags collide with a probability of 2^-60.
 fn place(tag: &str) -> u64 {

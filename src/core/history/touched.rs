@@ -8,7 +8,8 @@ use super::present::Trail;
 use super::state::TreeState;
 use super::timeline::Timeline;
 use super::view::View;
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{Record, Undo};
 use ckptfs_sys::{Errno, Kind, Stat, SysResult};
 

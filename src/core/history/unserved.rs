@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::present::{LiveTree, Trail};
 use super::timeline::Timeline;
-use ckptfs_store::ids::{CheckpointId, Epoch, Slot};
+use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_store::ids::Slot;
 use ckptfs_sys::{Errno, Kind, Stat, SysResult, Time};
 
 /// Compares the times of an inode in the history and in the live tree.

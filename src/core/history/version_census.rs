@@ -12,7 +12,8 @@ use std::ops::Range;
 
 use super::append::fault;
 use super::timeline::Timeline;
-use ckptfs_store::ids::{CheckpointId, Epoch, ObjectId, Slot};
+use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_store::ids::{ObjectId, Slot};
 use ckptfs_store::record::{DataState, Place, Record, Undo};
 use ckptfs_sys::{SysResult, Time};
 

@@ -14,7 +14,8 @@ use super::same::{attributes_differ, same_content};
 use super::state::TreeState;
 use super::timeline::Timeline;
 use super::view::View;
-use ckptfs_store::ids::{CheckpointId, Epoch, Name};
+use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_store::ids::Name;
 use ckptfs_store::record::{AttrState, Child};
 use ckptfs_sys::{Errno, Kind, SysResult};
 

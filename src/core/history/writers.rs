@@ -7,7 +7,8 @@ use super::append::fault;
 use super::attribution::OTHERS;
 use super::present::Trail;
 use super::timeline::Timeline;
-use ckptfs_store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs_api::{CheckpointId, Epoch};
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{NameTouch, Place, Process, ProcessChange, ProcessNumber, Record, Undo};
 use ckptfs_sys::{Errno, SysResult};
 

@@ -327,7 +327,7 @@ impl Captures {
 
     pub(super) fn capture_object_in(
         &self,
-        epoch: ckptfs_store::ids::Epoch,
+        epoch: ckptfs_api::Epoch,
         slot: Slot,
         file: &File,
         size: u64,
@@ -349,7 +349,7 @@ impl Captures {
     pub(super) fn move_object(
         &self,
         object: ObjectId,
-        epoch: ckptfs_store::ids::Epoch,
+        epoch: ckptfs_api::Epoch,
     ) -> SysResult<ObjectId> {
         let layers = &self.timeline.store().layers;
         let moved = layers.next_object(epoch, object.slot, object.origin)?;

@@ -32,7 +32,8 @@ use std::sync::Arc;
 use crate::history::present::Trail;
 use crate::history::same::same_content;
 use crate::history::view::{ContentLocation, View};
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{AttrState, Child};
 use ckptfs_sys::{SysResult, Xattrs};
 

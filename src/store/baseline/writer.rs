@@ -11,10 +11,11 @@ use super::{
     token,
 };
 use crate::error::StoreResult;
-use crate::ids::{Address, Epoch, Slot};
+use crate::ids::{Address, Slot};
 use crate::index::{RunBuilder, RunSink};
 use crate::journal::codec::encode_uint;
 use crate::layout::Layout;
+use ckptfs_api::Epoch;
 use ckptfs_sys::Kind;
 
 /// Writes a baseline. Dropping it before [`BaselineWriter::finish`] leaves no valid file.

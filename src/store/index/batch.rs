@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::keys;
 use crate::error::StoreResult;
-use crate::ids::{Epoch, Slot};
+use crate::ids::Slot;
 use crate::journal::{Address, codec};
 use crate::lineage::Lineage;
 use crate::record::{
     CheckpointState, Dropped, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
 };
-use ckptfs_api::{Actor, CheckpointId};
+use ckptfs_api::{Actor, CheckpointId, Epoch};
 
 /// The change that a batch makes to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,11 +2,10 @@
 
 use super::{CheckpointEntry, Index, keys, last_checkpoint, list};
 use crate::error::StoreResult;
-use crate::ids::Epoch;
 use crate::journal::Address;
 use crate::lineage::Lineage;
 use crate::record::CheckpointState;
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 
 /// Read access to the catalogue of an index.
 pub struct CatalogueQueries<'a>(pub(super) &'a Index);

@@ -9,10 +9,10 @@ use super::runs::needs::{LastPlaces, is_read};
 use super::{Batch, CheckpointEntry, Index, keys, last_checkpoint, list};
 use crate::error::StoreResult;
 use crate::expiry::ExpiryScan;
-use crate::ids::{Epoch, Slot};
+use crate::ids::Slot;
 use crate::journal::{Address, Journal};
 use crate::layout::StoreId;
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 
 /// Differences between an index and its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

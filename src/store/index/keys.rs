@@ -7,10 +7,10 @@ use super::runs::RunListEntry;
 use crate::error::CodecError;
 use crate::expiry::ExpiredItems;
 use crate::hash::Hash;
-use crate::ids::{Epoch, Name, ObjectId, Slot};
+use crate::ids::{Name, ObjectId, Slot};
 use crate::journal::{Address, codec};
 use crate::record::{Key, Undo};
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 
 /// Version of the contents. A change forces a rebuild of older indexes.
 pub(super) const VERSION: u32 = 1;

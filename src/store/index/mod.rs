@@ -76,12 +76,12 @@ pub use self::runs::needs::RetentionNeeds;
 pub(super) use self::runs::run::{Run, RunBuilder, RunCursor, RunSink, RunSource};
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
-use super::ids::{Epoch, Name, ObjectId, Slot};
+use super::ids::{Name, ObjectId, Slot};
 use super::journal::{Address, codec};
 use super::layout::StoreId;
 use super::record::{CheckpointState, Key, Place, Undo};
 use super::reserve::Reserve;
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 use ckptfs_sys::lock::{Mutex, RwLock};
 
 /// Records, or keys of them, that a rebuild applies at once.

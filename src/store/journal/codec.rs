@@ -63,14 +63,14 @@ use self::forms::{
     Bytes, DefaultEncoding, Encoding, List, OptionOf, Tagged, Text, fields, variants,
 };
 use crate::error::CodecError;
-use crate::ids::{Address, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::ids::{Address, Name, ObjectId, ObjectOrigin, Slot};
 use crate::layout::STORE_NAME;
 use crate::operation::{Operation, OperationEffect, TagChange};
 use crate::record::{
     AbsenceEpoch, AttrState, Checkpoint, CheckpointState, Child, Comparing, DataState, Dropped,
     Key, NameTouch, ObjectHash, Place, Process, ProcessChange, Record, Undo,
 };
-use ckptfs_api::{Actor, CheckpointId, Reason, Trigger};
+use ckptfs_api::{Actor, CheckpointId, Epoch, Reason, Trigger};
 use ckptfs_sys::{Kind, Protection, Stat, Time};
 
 /// Length limit of a name in a directory, in bytes.

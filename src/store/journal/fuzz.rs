@@ -8,13 +8,13 @@ use proptest::prelude::*;
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, FrameAt, HEADER, Header, Link};
 use crate::error::CodecError;
-use crate::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::operation::{Operation, OperationEffect, TagChange};
 use crate::record::{
     AbsenceEpoch, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch,
     ObjectHash, Place, Process, ProcessChange, Record, Undo,
 };
-use ckptfs_api::{Actor, Reason, Trigger};
+use ckptfs_api::{Actor, CheckpointId, Epoch, Reason, Trigger};
 use ckptfs_sys::{Kind, Protection, Stat, Time};
 use ckptfs_testkit::{config, peak_of};
 

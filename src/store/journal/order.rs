@@ -10,9 +10,9 @@
 //! missing frames.
 
 use crate::error::CodecError;
-use crate::ids::{Epoch, ObjectId};
+use crate::ids::ObjectId;
 use crate::record::{DataState, Record, Undo};
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 
 /// The position of a sequential read.
 #[derive(Debug, Default)]

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::error::CodecError;
-use crate::ids::{Epoch, Name, Slot};
+use crate::ids::{Name, Slot};
 use crate::record::Undo;
+use ckptfs_api::Epoch;
 
 mod packs;
 mod tail;

@@ -10,7 +10,8 @@ use rustix::fs::OFlags;
 use super::super::at;
 use super::{Layout, STORE_NAME};
 use crate::error::{StoreError, StoreResult};
-use crate::ids::{Address, Epoch};
+use crate::ids::Address;
+use ckptfs_api::Epoch;
 use ckptfs_sys::lock::Mutex;
 
 /// The file with the end of the journal at the last orderly shutdown.

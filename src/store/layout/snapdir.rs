@@ -5,8 +5,7 @@
 use super::super::at;
 use super::Layout;
 use crate::error::{StoreError, StoreResult};
-use ckptfs_api::SNAPDIR_FILE as FILE;
-pub use ckptfs_api::{SNAPDIR, is_snapdir_name, noted_snapdir};
+use ckptfs_api::{SNAPDIR, SNAPDIR_FILE, noted_snapdir};
 
 impl Layout {
     /// Stores the name for the next mount; durable on return, except a change back to the usual
@@ -19,10 +18,10 @@ impl Layout {
         if noted.as_deref().unwrap_or(SNAPDIR) == name {
             return Ok(());
         }
-        let failed = StoreError::io("write", FILE);
+        let failed = StoreError::io("write", SNAPDIR_FILE);
         if name == SNAPDIR {
-            return at::remove_tree(&self.dir, FILE.as_bytes()).map_err(failed);
+            return at::remove_tree(&self.dir, SNAPDIR_FILE.as_bytes()).map_err(failed);
         }
-        at::write_whole(&self.dir, FILE, name.as_bytes()).map_err(failed)
+        at::write_whole(&self.dir, SNAPDIR_FILE, name.as_bytes()).map_err(failed)
     }
 }

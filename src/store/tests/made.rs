@@ -1,8 +1,8 @@
 //! Records for tests.
 
-use crate::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::ids::{Name, Slot};
 use crate::record::{Checkpoint, Child, DataState, Place, Record, Undo};
-use ckptfs_api::Reason;
+use ckptfs_api::{CheckpointId, Epoch, Reason};
 use ckptfs_sys::Kind;
 
 /// A requested checkpoint without note and tags.

@@ -8,10 +8,12 @@ use super::Dedup;
 use super::PART_LEFT_MAX;
 use super::files::{DedupFile, DedupLocation, Opener, why_of};
 use crate::history::present::{LiveTree, Trail};
-use ckptfs_api::{Content, DedupOptions, DedupReport, DedupStage, ExcludeReason, ExcludedFile};
+use ckptfs_api::{
+    Content, DedupOptions, DedupReport, DedupStage, Epoch, ExcludeReason, ExcludedFile,
+};
 use ckptfs_store::dedup::{DedupGroup, DedupOutcome, DedupStep};
 use ckptfs_store::hash::{FileHasher, Hash, HashPool};
-use ckptfs_store::ids::{Epoch, ObjectId, Slot};
+use ckptfs_store::ids::{ObjectId, Slot};
 use ckptfs_store::index::contents::FileSignature;
 use ckptfs_store::record::ObjectHash;
 use ckptfs_sys::{self as sys, Errno, Kind, SysResult};

@@ -10,8 +10,10 @@ use super::protected::ProtectedCheckpoints;
 use super::tiers::{TierMatching, TierOutcome};
 use crate::history::append::now_ns;
 use crate::history::version_census::{Captured, Census};
-use ckptfs_api::{GcKept, GcOptions, GcReason, GcRemoved, GcReport, GcTier, Reason, Rule};
-use ckptfs_store::ids::{CheckpointId, Epoch, ObjectId};
+use ckptfs_api::{
+    CheckpointId, Epoch, GcKept, GcOptions, GcReason, GcRemoved, GcReport, GcTier, Reason, Rule,
+};
+use ckptfs_store::ids::ObjectId;
 use ckptfs_store::record::CheckpointState;
 use ckptfs_sys::ThrottledUnlink;
 

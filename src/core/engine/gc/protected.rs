@@ -8,8 +8,7 @@ use super::super::bases::{HeldBases, empty_trash};
 use super::super::error;
 use super::GarbageCollector;
 use crate::history::operations::OperationStatus;
-use ckptfs_api::VerbResult;
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, VerbResult};
 use ckptfs_store::operation::OperationEffect;
 use ckptfs_store::record::CheckpointState;
 

@@ -19,8 +19,8 @@ use super::protected::ProtectedCheckpoints;
 use crate::engine::gc::GarbageCollector;
 use crate::history::append::now_ns;
 use crate::history::version_census::{Captured, Census};
-use ckptfs_api::{GcOptions, GcTier, Tier, VerbResult};
-use ckptfs_store::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
+use ckptfs_api::{CheckpointId, Epoch, GcOptions, GcTier, Tier, VerbResult};
+use ckptfs_store::ids::{ObjectId, ObjectOrigin, Slot};
 use ckptfs_store::record::{CheckpointState, Dropped};
 use ckptfs_sys::{self as sys, Errno, Kind, SysResult};
 
@@ -224,7 +224,7 @@ impl GarbageCollector {
         &self,
         tier: &GcTier,
         versions: Vec<Captured>,
-        plan_kept: &[ckptfs_store::ids::CheckpointId],
+        plan_kept: &[ckptfs_api::CheckpointId],
     ) -> VerbResult<Vec<Captured>> {
         // Excludes restores, and pins until the records are written.
         let _one_at_a_time = self.checkpoints.checkpointing.lock();

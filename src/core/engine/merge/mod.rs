@@ -30,10 +30,9 @@ use super::restore::stale::{RestoreRequest, StaleEntries};
 use crate::engine::verb::Execute;
 use crate::history::state::TreeState;
 use ckptfs_api::{
-    Actor, CheckpointOptions, Merge, MergeBase, MergeVersion, MergeVersions, Merged, Reason,
-    StateName, VerbError, VerbResult, microseconds,
+    Actor, CheckpointId, CheckpointOptions, Merge, MergeBase, MergeVersion, MergeVersions, Merged,
+    Reason, StateName, VerbError, VerbResult, microseconds,
 };
-use ckptfs_store::ids::CheckpointId;
 use ckptfs_store::layout::merges::MergeInto;
 use ckptfs_store::record::Record;
 use ckptfs_sys::Errno;

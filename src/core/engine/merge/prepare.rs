@@ -32,10 +32,10 @@ use crate::tree::merge::{
 };
 use crate::tree::plan::InodeAction;
 use ckptfs_api::{
-    Change, Code, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeVersion, Times,
-    TreePath, VerbResult,
+    Change, CheckpointId, Code, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy,
+    MergeVersion, Times, TreePath, VerbResult,
 };
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_store::ids::Slot;
 use ckptfs_store::layout::merges::{InodeBirth, MergeInto};
 use ckptfs_store::record::AttrState;
 use ckptfs_sys::lock::Mutex;

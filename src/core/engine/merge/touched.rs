@@ -8,8 +8,7 @@ use crate::engine::Engine;
 use crate::engine::branches::{Branch, changes_since};
 use crate::history::state::TreeState;
 use crate::tree::merge::Conflict;
-use ckptfs_api::{Change, ChangeKind, Merge, TreePath, VerbResult};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{Change, ChangeKind, CheckpointId, Merge, TreePath, VerbResult};
 use ckptfs_store::layout::merges::MergeInto;
 use ckptfs_sys::{Kind, SysResult};
 

@@ -9,8 +9,7 @@ use crate::engine::error::{Code, hinted};
 use crate::engine::requester::Requester;
 use crate::engine::verb::Execute;
 use crate::history::state::TreeState;
-use ckptfs_api::{Merge, Merged, StateName, UpdateBranch, VerbError, VerbResult};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, Merge, Merged, StateName, UpdateBranch, VerbError, VerbResult};
 use ckptfs_store::layout::merges::MergeInto;
 
 impl Execute for UpdateBranch {

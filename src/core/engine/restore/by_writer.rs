@@ -10,8 +10,7 @@ use super::mount_points::MountPoints;
 use super::plan::PlanScope;
 use super::prepare::RestoreScope;
 use super::{RestoreRequest, Restorer, told};
-use ckptfs_api::{OnlyBy, Restored, RestoredOnly, Times, VerbResult};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{CheckpointId, OnlyBy, Restored, RestoredOnly, Times, VerbResult};
 use ckptfs_sys::lock::MutexGuard;
 
 impl Restorer<'_> {

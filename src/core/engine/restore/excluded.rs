@@ -16,8 +16,7 @@ use super::plan::PlanScope;
 use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::history::view::ContentLocation;
-use ckptfs_api::{Change, ChangeKind, DroppedInfo, TreePath, VerbResult};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{Change, ChangeKind, CheckpointId, DroppedInfo, TreePath, VerbResult};
 use ckptfs_sys::SysResult;
 
 /// Excluded paths, each with everything below it.

@@ -13,8 +13,7 @@ use crate::engine::auto::daemon;
 use crate::engine::requester::Requester;
 use crate::history::state::TreeState;
 use crate::live::{ChangeCtx, PendingInvalidation};
-use ckptfs_api::{Actor, Reason, VerbResult};
-use ckptfs_store::ids::CheckpointId;
+use ckptfs_api::{Actor, CheckpointId, Reason, VerbResult};
 use ckptfs_sys::SysResult;
 
 impl Restorer<'_> {

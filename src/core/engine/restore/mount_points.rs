@@ -15,8 +15,8 @@ use crate::history::state::TreeState;
 use crate::history::touched::Touched;
 use crate::tree::plan::{NameChange, TreePlan};
 use ckptfs_api::display::word;
-use ckptfs_api::{VerbError, VerbResult};
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::{CheckpointId, VerbError, VerbResult};
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{Child, Place};
 use ckptfs_sys::{self as sys, Kind, SysResult};
 

@@ -11,8 +11,8 @@ use crate::history::state::TreeState;
 use crate::history::view::View;
 use crate::tree::plan::InodeAction;
 use crate::tree::{self, has_attrs};
-use ckptfs_api::{Change, Times, TreePath};
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_api::{Change, CheckpointId, Times, TreePath};
+use ckptfs_store::ids::Slot;
 use ckptfs_store::record::Child;
 use ckptfs_sys::{Kind, SysResult};
 

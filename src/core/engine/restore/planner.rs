@@ -18,8 +18,8 @@ use crate::live::NodeRef;
 use crate::tree;
 use crate::tree::plan::{DirPlan, InodeAction, NamePlan};
 use crate::tree::states::PlanBuilder;
-use ckptfs_api::Times;
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::{CheckpointId, Times};
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{Child, Place};
 use ckptfs_sys::{Errno, Kind, SysResult};
 

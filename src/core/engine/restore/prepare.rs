@@ -23,8 +23,8 @@ use crate::history::view::View;
 use crate::history::wake::Hold;
 use crate::live::Freeze;
 use crate::tree::plan::{InodeAction, NameChange as Becomes};
-use ckptfs_api::{Change, OnlyBy, Times, VerbResult};
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::{Change, CheckpointId, OnlyBy, Times, VerbResult};
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_sys::lock::MutexGuard;
 use ckptfs_sys::{self as sys, Errno, SysResult};
 

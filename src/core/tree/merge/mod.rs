@@ -34,7 +34,8 @@ use self::scope::scope;
 use self::side::{MergeState, WalkContext};
 use self::text::Labels;
 use super::Tree;
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_sys::SysResult;
 
 /// A side of a merge.

@@ -8,7 +8,8 @@ use super::super::{Tree, has_attrs};
 use super::inode_classes::InodeClasses;
 use super::{AGAIN, ANOTHER, Names};
 use crate::history::present::Trail;
-use ckptfs_store::ids::{CheckpointId, Name, Slot};
+use ckptfs_api::CheckpointId;
+use ckptfs_store::ids::{Name, Slot};
 use ckptfs_store::record::{Child, Place};
 use ckptfs_sys::{Errno, Kind, SysResult};
 

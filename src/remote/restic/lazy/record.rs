@@ -21,8 +21,8 @@ use super::super::{PushedSnapshot, Remote, failed, node};
 use super::cache::ContentCache;
 use super::tree::{SnapshotTree, TreeRow, TreeWriter};
 use crate::limits::{self, DEPTH_MAX, Limits};
-use ckptfs_api::{Code, VerbError, VerbResult, hinted};
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_api::{CheckpointId, Code, VerbError, VerbResult, hinted};
+use ckptfs_store::ids::Slot;
 use ckptfs_store::layout::{has_origin, make_origin, open_origin, sync_origin};
 use ckptfs_sys::{self as sys, Access, Errno, OpenKind, RenameMode, SysResult, Time};
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::run::RunCursor;
 use super::{FAN, ListedRun, VoidRecords, is_struck, keys};
 use crate::error::StoreResult;
-use crate::ids::Epoch;
+use ckptfs_api::Epoch;
 
 /// Returns the newest neighbours of one level that are at least [`FAN`].
 pub fn due(runs: &[ListedRun]) -> Option<Range<usize>> {

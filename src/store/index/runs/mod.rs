@@ -39,8 +39,9 @@ pub use self::run_lookup::{RunSnapshot, RunWalk};
 use super::keys;
 use crate::at;
 use crate::error::{StoreError, StoreResult};
-use crate::ids::{Epoch, Slot};
+use crate::ids::Slot;
 use crate::journal::Address;
+use ckptfs_api::Epoch;
 use ckptfs_sys::lock::{Mutex, RwLock};
 
 /// The directory of the files, below that of the index.

@@ -12,10 +12,10 @@ use std::collections::{HashMap, HashSet};
 use super::merge::MergeIter;
 use super::{ListedRun, PASSED_MAX, RunSnapshot, VoidRecords, keys};
 use crate::error::{StoreError, StoreResult};
-use crate::ids::{Epoch, ObjectId, Slot};
+use crate::ids::{ObjectId, Slot};
 use crate::journal::{Address, codec};
 use crate::record::{Key, Undo};
-use ckptfs_api::CheckpointId;
+use ckptfs_api::{CheckpointId, Epoch};
 
 /// The needed records, and the limit of compaction.
 pub struct RetentionNeeds<'a> {

@@ -23,8 +23,8 @@ use zstd::bulk::{Compressor, Decompressor};
 use super::super::keys;
 use super::filter::{Filter, Probe};
 use crate::error::{StoreError, StoreResult};
-use crate::ids::Epoch;
 use crate::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
+use ckptfs_api::Epoch;
 use ckptfs_sys::fault::{self, CallKind};
 use ckptfs_sys::lock::Mutex;
 

@@ -10,9 +10,10 @@ use super::run::{Run, RunCursor};
 use super::{ListedRun, RunList, Runs, is_struck, keys};
 use crate::error::{StoreError, StoreResult};
 use crate::hash::Hash;
-use crate::ids::{Epoch, Name, ObjectId, Slot};
+use crate::ids::{Name, ObjectId, Slot};
 use crate::journal::codec;
 use crate::record::{Key, Place, Undo};
+use ckptfs_api::Epoch;
 
 /// Entries of one name that are skipped before a seek to the next name.
 const SKIPS_MAX: u32 = 16;

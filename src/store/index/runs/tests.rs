@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::super::tests::bench::Bench;
 use super::super::{Index, IndexOpening, RetentionNeeds};
 use super::*;
-use crate::ids::{CheckpointId, ObjectId, ObjectOrigin};
+use crate::ids::{ObjectId, ObjectOrigin};
 use crate::record::DataState;
 use crate::record::{Key, Undo};
 use crate::tests::made::{closed, data, deleted, entry, home, place, undo, void};
+use ckptfs_api::CheckpointId;
 
 mod model;
 

@@ -4,10 +4,11 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 
 use super::super::{Batch, Index, IndexOpening, RetentionNeeds};
-use crate::ids::{CheckpointId, ObjectId};
+use crate::ids::ObjectId;
 use crate::journal::{Address, Journal};
 use crate::layout::Layout;
 use crate::record::Record;
+use ckptfs_api::CheckpointId;
 
 pub struct Bench {
     pub dir: tempfile::TempDir,

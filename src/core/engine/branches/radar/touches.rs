@@ -14,8 +14,8 @@ use crate::history::diff::PathDiff;
 use crate::history::present::Trail;
 use crate::history::state::TreeState;
 use crate::history::view::View;
-use ckptfs_api::{Change, ChangeKind, VerbResult};
-use ckptfs_store::ids::{CheckpointId, Slot};
+use ckptfs_api::{Change, ChangeKind, CheckpointId, VerbResult};
+use ckptfs_store::ids::Slot;
 use ckptfs_store::layout::merges::MergeInto;
 use ckptfs_sys::{Kind, SysResult, Time};
 

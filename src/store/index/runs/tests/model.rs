@@ -8,9 +8,10 @@ use proptest::prelude::*;
 
 use super::super::super::tests::bench::Bench;
 use super::super::super::{Index, IndexDifference, IndexOpening, RebuildReason};
-use crate::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::ids::{Name, Slot};
 use crate::record::{Key, Place, Record, Undo};
 use crate::tests::made::{closed, data, deleted, entry, home, moved, place, undo, void};
+use ckptfs_api::{CheckpointId, Epoch};
 use ckptfs_testkit::config;
 
 #[derive(Clone, Debug)]
