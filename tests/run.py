@@ -47,7 +47,8 @@ CHECKS = {
     "fmt": "cargo fmt --all --check",
     "clippy": "cargo clippy --workspace --features remote --all-targets -- -D warnings"
     # Without features and debug assertions, as the demo builds it.
-    " && cargo clippy --profile quick -p ckptfs-cli -- -D warnings",
+    " && cargo clippy --profile quick -p ckptfs-cli -- -D warnings"
+    " && cargo check --profile quick --benches",
     "doc": DOC,
     "macos": "tests/check-macos.sh",
     "deny": "tests/deny.sh",

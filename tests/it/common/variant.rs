@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use super::image::{Fs, Image};
 use super::mount::Mount;
 use super::mount_opts::{Io, MountOpts};
-use ckptfs_api::{Client, Fault};
+use ckptfs_api::Client;
+#[cfg(debug_assertions)]
+use ckptfs_api::Fault;
+#[cfg(debug_assertions)]
 use ckptfs_sys::fault::FaultPlan;
 
 /// FUSE_PASSTHROUGH exists since 6.9, the fine-grained timestamps that it requires here since this
@@ -65,6 +68,7 @@ impl Rig {
 
     /// Sets the fault plan for the daemon's system calls. Returns the number of calls since the
     /// last plan, and of those that failed.
+    #[cfg(debug_assertions)]
     pub fn fault(&self, plan: Option<FaultPlan>) -> (u64, u64) {
         let store = File::open(self.path().join(".ckptfs")).expect("the store");
         let mut client = Client::connect(store).expect("the daemon");
